@@ -1,0 +1,213 @@
+"""Typed surface of the native module. Nothing here holds the GIL while it waits, hashes, copies or does I/O."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+# ---- formats (any thread) ----------------------------------------------------------------------
+
+def crc32c(data: Buffer) -> int: ...
+def xxh3_64(data: Buffer) -> int: ...
+def sha256(data: Buffer) -> bytes: ...
+def encode_frame_header(
+    opcode: int, flags: int, request_id: int, item: int, meta_bytes: int, payload_bytes: int
+) -> bytes: ...
+def decode_frame_header(header: Buffer, max_meta_bytes: int, max_fragment_bytes: int) -> dict[str, int]:
+    """Raises ValueError naming the fault (magic, major, crc, flags, meta_limit, payload_limit)."""
+
+def namespace_id(descriptor: Buffer) -> bytes: ...
+def opaque_block_id(algorithm: int, hash: Buffer, extras: Buffer) -> bytes: ...
+def encode_part(
+    group: int, component: int, stage: int, cp_index: int, shard_index: int, shard_count: int
+) -> int: ...
+def status_name(status: int) -> str: ...
+def auth_mac(secret: Buffer, role: str, client_nonce: Buffer, server_nonce: Buffer, node_id: str) -> bytes: ...
+def encode_slot_record(fields: dict[str, Any], store_uuid: bytes, slot: int) -> bytes: ...
+def decode_slot_record(record: Buffer, store_uuid: bytes, slot: int) -> dict[str, Any]: ...
+def encode_view(view: dict[str, Any]) -> bytes: ...
+def decode_view(data: Buffer) -> dict[str, Any]: ...
+
+@final
+class BlockChain:
+    """The own block chain (docs/formats.md). Not thread-safe: one owner at a time."""
+
+    def __init__(self, tip: bytes | None = None) -> None: ...
+    @property
+    def tip(self) -> bytes: ...
+    def append(self, tokens: Buffer, extras: Sequence[tuple[int, bytes]] = ()) -> bytes:
+        """Appends one block of u32 tokens (a C-contiguous buffer of 4-byte items). Returns the 16-byte block id."""
+
+    def append_blocks(
+        self, tokens: Buffer, block_tokens: int, extras: Sequence[tuple[int, int, bytes]] = ()
+    ) -> bytes:
+        """Appends len(tokens) // block_tokens whole blocks. extras: (block index in this call, tag, bytes).
+        Returns the block ids, 16 bytes each, joined. Releases the GIL while hashing."""
+
+# ---- routing -----------------------------------------------------------------------------------
+
+@final
+class Ring:
+    """Slots filled by weighted rendezvous hashing; owner(route) is one array access."""
+
+    def __init__(self, node_ids: Sequence[str], weights: Sequence[int]) -> None: ...
+    def owner(self, route: int) -> int: ...
+    def owners(self, routes: Buffer) -> bytes: ...
+
+# ---- node --------------------------------------------------------------------------------------
+
+@final
+class Node:
+    """A cache node: RAM store and TCP server on its own native threads."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        ram_bytes: int,
+        node_id: str,
+        secret: bytes | None = None,
+        threads: int = 2,
+        max_connections: int = 4096,
+        max_object_bytes: int = 64 * 1024 * 1024,
+        max_leased_fraction: float = 0.5,
+        handshake_timeout_ms: int = 5000,
+        stall_timeout_ms: int = 30000,
+        insecure: bool = False,
+        tenant: bytes | None = None,
+    ) -> None:
+        """Maps the memory, binds and listens. Port 0 takes a free one.
+
+        Without a secret only loopback addresses are taken, unless `insecure` is given. `tenant`: the only one whose
+        namespaces are accepted; None accepts any. Raises ValueError for a value out of range or an address that others
+        reach without a secret, OSError when the address or (ENOMEM) the memory cannot be had."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def boot_id(self) -> bytes: ...
+    def start(self) -> None: ...
+    def stop(self, timeout_ms: int) -> bool:
+        """Stops listening, closes connections, joins threads. Idempotent. False: not all ended in time."""
+
+    def set_view(self, view: bytes) -> None:
+        """Publishes an encoded view to SUBSCRIBE; waiting subscribers are answered when its revision changed."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges, O(1) in objects; see docs/metrics.md."""
+
+    def namespaces(self) -> list[dict[str, Any]]: ...
+
+# ---- client ------------------------------------------------------------------------------------
+
+@final
+class Operation:
+    """One batch in flight. Methods may be called from any thread.
+
+    The caller's segments are read or written by the client's I/O thread until the operation is done; when done() is True
+    (also after cancel() or the deadline) nothing touches them again. Dropping the last reference cancels and
+    waits for that."""
+
+    @property
+    def kind(self) -> str: ...  # "exists" | "get" | "put" | "remove" | "put_namespace" | ...
+    def done(self) -> bool: ...
+    def wait(self, timeout_ms: float) -> bool:
+        """True when done. Releases the GIL."""
+
+    def cancel(self) -> None:
+        """Ends the operation now; unfinished keys get miss_cancelled. Returns once memory is detached (no GIL)."""
+
+    def statuses(self) -> bytes:
+        """One little-endian u16 per key (chunk for exists). Raises RuntimeError before done()."""
+
+    @property
+    def prefix(self) -> int:
+        """exists: leading chunks whose required parts are all there, over all owners."""
+
+    def leases(self) -> list[tuple[str, int]]:
+        """exists with lease_ms: (node id, lease id)."""
+
+    @property
+    def view_revision(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...  # payload bytes of keys that ended well
+    @property
+    def elapsed_us(self) -> int: ...
+    @property
+    def round_trips(self) -> int: ...
+    @property
+    def result(self) -> Any: ...  # list, stat, put_namespace, erase: decoded reply
+
+@final
+class Client:
+    """Connections to the cache nodes, driven by native I/O threads. Create it after fork. Methods from any thread."""
+
+    def __init__(
+        self,
+        seeds: Sequence[tuple[str, int]],
+        *,
+        name: str = "",
+        secret: bytes | None = None,
+        connections_per_node: int = 2,
+        connect_timeout_ms: int = 1000,
+        cooldown_ms: int = 500,
+        view_poll_ms: int = 10000,
+        max_inflight_bytes: int = 1 << 30,
+        max_pending_operations: int = 4096,
+        last_view: bytes | None = None,
+    ) -> None:
+        """Starts threads and connects in the background; does not block on the network."""
+
+    def close(self, timeout_ms: float = 2000) -> None:
+        """Ends every operation, joins threads. Idempotent."""
+
+    def wait_ready(self, timeout_ms: float) -> bool:
+        """True once a first view was taken."""
+
+    def add_namespace(self, descriptor: bytes, label: str = "") -> bytes:
+        """Remembers a descriptor and registers it (PUT_NS) on every connection before other operations.
+        Returns the 16-byte namespace id. Does not block."""
+
+    def namespace_difference(self, namespace: bytes) -> list[int] | None:
+        """Tags in which the nearest namespace of a node differs from this one; None until a node has answered."""
+
+    # entries are packed as on the wire (docs/formats.md); chunks: n x {block 16, route 8};
+    # items: n x {block 16, part 8, route 8, u32 length, u32 zero}; segments: m x {u64 address, u64 length};
+    # counts: n x u32 segments per item. A segment with address 0 is skipped on get (bytes are verified and thrown away).
+    def exists(
+        self, namespace: bytes, chunks: bytes, parts: bytes, deadline_ms: float, lease_ms: int = 0
+    ) -> Operation: ...
+    def get(
+        self, namespace: bytes, items: bytes, segments: Buffer, counts: Buffer, deadline_ms: float
+    ) -> Operation: ...
+    def put(
+        self,
+        namespace: bytes,
+        items: bytes,
+        segments: Buffer,
+        counts: Buffer,
+        deadline_ms: float,
+        replace: bool = False,
+        recompute_us: int = 0,
+    ) -> Operation: ...
+    def remove(self, namespace: bytes, items: bytes, deadline_ms: float) -> Operation: ...
+    def release(self, leases: Sequence[tuple[str, int]]) -> None:
+        """Gives leases back; fire and forget."""
+
+    def erase(self, namespace: bytes, deadline_ms: float) -> Operation: ...
+    def list_namespaces(self, deadline_ms: float) -> Operation: ...
+    def stat(self, deadline_ms: float) -> Operation: ...
+    def ping(self, deadline_ms: float) -> Operation: ...
+    def view(self) -> bytes | None: ...
+    def stats(self) -> dict[str, Any]: ...
+    @property
+    def completion_fd(self) -> int:
+        """An eventfd that becomes readable when watched operations end (see watch)."""
+
+    def watch(self, operation: Operation, token: int) -> None:
+        """Asks for `token` from take_completed() once the operation is done."""
+
+    def take_completed(self, timeout_ms: float = 0) -> list[int]: ...

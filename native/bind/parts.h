@@ -1,0 +1,11 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace dfkv {
+
+void bind_formats(nanobind::module_& m);
+void bind_node(nanobind::module_& m);
+void bind_client(nanobind::module_& m);
+
+}  // namespace dfkv
