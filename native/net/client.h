@@ -1,0 +1,55 @@
+// The native client: connections to the cache nodes, driven by one I/O thread. Methods may be called from any
+// thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "net/client_core.h"
+
+namespace dfkv::client {
+
+class Client {
+ public:
+  // Starts the thread and connects in the background. Throws std::invalid_argument for options that cannot
+  // be, and std::system_error when the machine has no thread or descriptor left.
+  explicit Client(Options options);
+  ~Client();  // close()
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Every operation ends (unfinished keys are cancelled) and the thread is joined. Idempotent. The I/O thread
+  // never blocks, so this takes as long as its current turn. False: it did not end in time (the machine is
+  // out of breath); another close() waits again.
+  bool close(std::chrono::nanoseconds timeout = std::chrono::seconds(10));
+  [[nodiscard]] bool wait_ready(std::chrono::nanoseconds timeout);
+  // Throws std::invalid_argument when the descriptor is not canonical.
+  NamespaceId add_namespace(std::vector<std::byte> descriptor, std::string label);
+  [[nodiscard]] std::optional<std::vector<std::uint16_t>> namespace_difference(const NamespaceId& id);
+  // Throws std::invalid_argument when the input does not fit together, std::runtime_error when closed. The
+  // segments are read or written until the operation is done.
+  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, std::chrono::nanoseconds deadline);
+  void release(std::vector<Lease> leases);
+
+  [[nodiscard]] std::vector<std::byte> encoded_view() const;
+  [[nodiscard]] std::vector<NodeReport> report() const;
+  [[nodiscard]] ClientCounters& counters() { return core_->io().counters; }
+  [[nodiscard]] const std::shared_ptr<CompletionQueue>& completions() const { return core_->completions(); }
+
+  // The process that made the client; a forked child has its memory but not its thread.
+  [[nodiscard]] bool in_own_process() const;
+  // Throws std::runtime_error in a forked child.
+  void check_process() const;
+
+ private:
+  const pid_t pid_;
+  std::shared_ptr<Core> core_;
+  std::unique_ptr<std::thread> thread_;
+  std::mutex close_mutex_;
+};
+
+}  // namespace dfkv::client

@@ -1,0 +1,147 @@
+// PUT: payload comes straight into the slot, is hashed piece by piece while in cache, and becomes visible only when all of it
+// is there and matches its checksum.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "net/session.h"
+
+namespace dfkv::server {
+
+namespace {
+constexpr std::uint16_t raw(Status status) { return static_cast<std::uint16_t>(status); }
+// Refused PUTs stay known until their last frame has come, so that the frames can be told from nonsense.
+constexpr std::size_t kMaxRequestsKnown = 2 * kMaxRequestsInFlight;
+}  // namespace
+
+void Session::begin_put(const FrameHeader& header) {
+  if (requests_.size() >= kMaxRequestsKnown) {
+    protocol_fault();
+    return;
+  }
+  const bool room = has_room();
+  PutRequest& put = std::get<PutRequest>(requests_.emplace(header.request_id, PutRequest{}).first->second);
+  ++open_puts_;
+  put.deadline = deadline_of(meta_);
+  put.options = {meta_.ack, meta_.replace, meta_.recompute_us};
+  if (frame_refused_ != Status::kOk) {
+    refuse_put(put, frame_refused_, refusal_);
+  } else if (header.item != kWholeRequest || !meta_.ns) {
+    refuse_put(put, Status::kRefusedBadRequest, "PUT names its namespace");
+  } else if (!room) {
+    counters_.requests_busy.add();
+    refuse_put(put, Status::kAgainBusy, "too many requests in flight on this connection");
+  } else if (!decode_item_table(table_, put.items)) {
+    put.items.clear();
+    refuse_put(put, Status::kRefusedBadRequest, "the table of items is malformed, empty or over its limit");
+  } else if (header.end_of_request()) {
+    refuse_put(put, Status::kRefusedBadRequest, "the items of a PUT follow in frames of their own");
+  } else {
+    put.ns = *meta_.ns;
+  }
+  put.statuses.assign(put.items.size(), raw(Status::kRefusedAborted));
+  table_bytes_ += put.items.size() * sizeof(ItemRef);
+  if (header.end_of_request()) finish_put(header.request_id, put);
+}
+
+void Session::refuse_put(PutRequest& put, Status status, std::string_view reason) {
+  if (put.refused != Status::kOk) return;
+  put.refused = status;
+  put.reason = reason;
+  put.ticket.reset();
+  if (put.item_open) fail_item(put, status);
+}
+
+bool Session::on_put_meta(const FrameHeader& header, Bytes meta) {
+  const auto it = requests_.find(header.request_id);
+  put_ = it == requests_.end() ? nullptr : std::get_if<PutRequest>(&it->second);
+  if (put_ == nullptr) return protocol_fault();
+  PutRequest& put = *put_;
+  if (put.refused != Status::kOk) return true;
+  RequestMeta fragment;
+  if (!meta.empty() && decode_request(meta, fragment) != MetaFault::kNone) {
+    counters_.meta_faults.add();
+    refuse_put(put, Status::kRefusedBadRequest, "the meta of an item cannot be read");
+    return true;
+  }
+  if (put.item_open ? header.item != put.next : header.item < put.next || header.item >= put.items.size()) {
+    refuse_put(put, Status::kRefusedBadRequest, "items come in ascending order, each to its end");
+    return true;
+  }
+  if (!put.item_open) open_item(put, header.item);
+  if (fragment.aborted) fail_item(put, put.cancelled ? Status::kMissCancelled : Status::kRefusedAborted);
+  if (put.received + header.payload_bytes > put.items[put.next].length) fail_item(put, Status::kRefusedBadRequest);
+  put.announced = fragment.checksum;
+  if (put.ticket) payload_ = Payload::kSlot;
+  return true;
+}
+
+void Session::open_item(PutRequest& put, std::size_t index) {
+  put.next = index;
+  put.item_open = true;
+  put.item_status = Status::kOk;
+  put.received = 0;
+  put.checksum.reset();
+  put.announced.reset();
+  const ItemRef& item = put.items[index];
+  if (put.cancelled) {
+    fail_item(put, Status::kMissCancelled);
+  } else if (put.deadline && Clock::now() >= *put.deadline) {
+    fail_item(put, Status::kMissDeadline);
+  } else {
+    auto start = context_.store.begin_put({put.ns, item.block, item.part}, item.route, item.length, put.options);
+    put.ticket = std::move(start.ticket);
+    put.item_status = start.status;
+  }
+}
+
+// The first reason stands.
+void Session::fail_item(PutRequest& put, Status status) {
+  put.ticket.reset();
+  if (put.item_status == Status::kOk) put.item_status = status;
+}
+
+bool Session::on_put_end(const FrameHeader& header) {
+  PutRequest& put = *put_;
+  if (put.item_open && header.last_of_item()) end_item(put);
+  if (header.end_of_request()) finish_put(header.request_id, put);
+  return true;
+}
+
+void Session::end_item(PutRequest& put) {
+  if (put.ticket) {
+    if (put.received != put.items[put.next].length || !put.announced) {
+      fail_item(put, Status::kRefusedBadRequest);
+    } else if (*put.announced != put.checksum.digest()) {
+      fail_item(put, Status::kRefusedChecksum);
+    } else {
+      put.item_status = put.ticket->commit(*put.announced);
+      put.ticket.reset();
+    }
+  }
+  put.statuses[put.next++] = raw(put.item_status);
+  put.item_open = false;
+}
+
+void Session::finish_put(std::uint64_t id, PutRequest& put) {
+  put.ticket.reset();  // an item cut short
+  std::vector<BlockId> used;
+  for (std::size_t i = 0; i < put.items.size(); ++i) {
+    const auto status = static_cast<Status>(put.statuses[i]);
+    counters_.count_item(ItemOp::kPut, status);
+    if (is_done(status) && (used.empty() || used.back() != put.items[i].block)) used.push_back(put.items[i].block);
+  }
+  if (!used.empty()) context_.store.touch(put.ns, used);
+  ReplyMeta meta;
+  meta.status = put.refused;
+  meta.reason = put.reason;
+  if (range_of(put.refused) == StatusRange::kAgain) meta.retry_after_ms = kRetryAfter_ms;
+  reply(static_cast<std::uint8_t>(Opcode::kPut), id, meta, as_bytes(put.statuses.data(), put.statuses.size() * 2),
+        put.refused != Status::kOk);
+  table_bytes_ -= put.items.size() * sizeof(ItemRef);
+  --open_puts_;
+  put_ = nullptr;
+  requests_.erase(id);
+}
+
+}  // namespace dfkv::server

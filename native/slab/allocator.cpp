@@ -1,0 +1,258 @@
+#include "slab/allocator.h"
+
+#include <algorithm>
+#include <cassert>
+#include <stdexcept>
+
+namespace dfkv {
+
+namespace {
+constexpr std::uint64_t kMinExtentBytes = 256 * 1024;
+constexpr std::uint64_t kMaxExtentBytes = 32 * 1024 * 1024;
+constexpr std::uint64_t kTargetExtents = 64;
+constexpr std::uint32_t kMaxExtraExtents = 7;  // how far a run may grow to waste less
+}  // namespace
+
+SlabGeometry SlabGeometry::for_capacity(std::uint64_t capacity_bytes) {
+  if (capacity_bytes < kMinCapacityBytes) {
+    throw std::invalid_argument("a store of " + std::to_string(capacity_bytes) + " bytes was asked for; give it at least " +
+                                std::to_string(kMinCapacityBytes));
+  }
+  SlabGeometry geometry;
+  geometry.extent_bytes =
+      std::clamp(std::bit_floor(capacity_bytes / kTargetExtents), kMinExtentBytes, kMaxExtentBytes);
+  const std::uint64_t count = capacity_bytes / geometry.extent_bytes;
+  if (count > std::uint64_t{1} << 24) {
+    throw std::invalid_argument("a store of " + std::to_string(capacity_bytes) + " bytes has too many extents");
+  }
+  geometry.extent_count = static_cast<std::uint32_t>(count);
+  return geometry;
+}
+
+SlabAllocator::SlabAllocator(SlabGeometry geometry)
+    : geometry_(geometry),
+      slabs_(geometry.extent_count),
+      slab_of_(geometry.extent_count, kNone),
+      free_extents_(geometry.extent_count) {
+  partial_.fill(kNone);
+  for (std::size_t i = 0; i < kSizeClasses; ++i) shapes_[i] = shape_for(slot_bytes_of(i));
+}
+
+SlabAllocator::Shape SlabAllocator::shape_for(std::uint64_t slot_bytes) const {
+  const std::uint64_t extent = geometry_.extent_bytes;
+  const auto shortest = static_cast<std::uint32_t>((slot_bytes + extent - 1) / extent);
+  // Longer runs are harder to clear, so small arenas take the waste instead.
+  const std::uint32_t longest =
+      std::max(shortest, std::min(shortest + kMaxExtraExtents, geometry_.extent_count / 8));
+  Shape best;
+  double best_waste = 2;
+  for (std::uint32_t extents = shortest; extents <= longest; ++extents) {
+    const std::uint64_t run = extents * extent;
+    const double waste = static_cast<double>(run % slot_bytes) / static_cast<double>(run);
+    if (waste < best_waste) {
+      best = {extents, static_cast<std::uint32_t>(run / slot_bytes)};
+      best_waste = waste;
+    }
+    if (best_waste <= 0.125) break;
+  }
+  return best;
+}
+
+std::optional<SlotRef> SlabAllocator::allocate(std::size_t size_class, Owner owner) {
+  std::uint32_t first = partial_[size_class];
+  if (first == kNone) {
+    first = find_free_run(shapes_[size_class].extents);
+    if (first == kNone) return std::nullopt;
+    bind(first, size_class);
+  }
+  Slab& slab = slabs_[first];
+  const std::uint32_t slot = slab.free_slots.back();
+  slab.free_slots.pop_back();
+  assert(slab.owners[slot] == kNoOwner && owner != kNoOwner);
+  slab.owners[slot] = owner;
+  ++slab.used;
+  used_bytes_ += slot_bytes_of(size_class);
+  if (slab.free_slots.empty()) list_remove(first);
+  return SlotRef{first, slot};
+}
+
+void SlabAllocator::release(SlotRef ref) {
+  Slab& slab = slabs_[ref.slab];
+  assert(slab.extents != 0 && slab.owners[ref.slot] != kNoOwner && !slab.busy_slots[ref.slot]);
+  slab.owners[ref.slot] = kNoOwner;
+  slab.free_slots.push_back(ref.slot);
+  --slab.used;
+  used_bytes_ -= slot_bytes_of(slab.size_class);
+  if (slab.used == 0) {
+    unbind(ref.slab);
+  } else if (!slab.listed) {
+    list_add(ref.slab);
+  }
+}
+
+void SlabAllocator::set_busy(SlotRef ref, bool busy) {
+  Slab& slab = slabs_[ref.slab];
+  if (slab.busy_slots[ref.slot] == busy) return;
+  slab.busy_slots[ref.slot] = busy;
+  if (busy) {
+    ++slab.busy;
+  } else {
+    --slab.busy;
+  }
+}
+
+void SlabAllocator::heat(SlotRef ref, std::uint64_t stamp) {
+  Slab& slab = slabs_[ref.slab];
+  slab.hottest = std::max(slab.hottest, stamp);
+}
+
+std::uint32_t SlabAllocator::find_free_run(std::uint32_t extents) const {
+  if (extents > free_extents_) return kNone;
+  std::uint32_t length = 0;
+  for (std::uint32_t i = 0; i < geometry_.extent_count; ++i) {
+    length = slab_of_[i] == kNone ? length + 1 : 0;
+    if (length == extents) return i + 1 - extents;
+  }
+  return kNone;
+}
+
+std::vector<SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_class, std::size_t limit) const {
+  struct Candidate {
+    std::uint64_t hottest;
+    std::uint64_t used_bytes;
+    Run run;
+  };
+  std::vector<Candidate> candidates;
+  const std::uint32_t wanted = shapes_[size_class].extents;
+  std::uint32_t start = 0;
+  while (start < geometry_.extent_count) {
+    // Slabs are cleared whole: the run starts at one's first extent and ends at one's last.
+    Candidate candidate{0, 0, {start, 0}};
+    bool busy = false;
+    std::uint32_t at = start;
+    while (at < geometry_.extent_count && at - start < wanted) {
+      if (slab_of_[at] == kNone) {
+        ++at;
+        continue;
+      }
+      const Slab& slab = slabs_[at];
+      busy = busy || slab.busy != 0;
+      candidate.hottest = std::max(candidate.hottest, slab.hottest);
+      candidate.used_bytes += slab.used * slot_bytes_of(slab.size_class);
+      at += slab.extents;
+    }
+    candidate.run.count = at - start;
+    if (!busy && candidate.run.count >= wanted) candidates.push_back(candidate);
+    start += slab_of_[start] == kNone ? 1 : slabs_[start].extents;
+  }
+  const std::size_t kept = std::min(limit, candidates.size());
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept), candidates.end(),
+                    [](const Candidate& a, const Candidate& b) {
+                      return a.hottest != b.hottest ? a.hottest < b.hottest : a.used_bytes < b.used_bytes;
+                    });
+  std::vector<Run> runs(kept);
+  for (std::size_t i = 0; i < kept; ++i) runs[i] = candidates[i].run;
+  return runs;
+}
+
+std::vector<SlabAllocator::Owner> SlabAllocator::owners_in(Run run) const {
+  std::vector<Owner> owners;
+  for (std::uint32_t at = run.first; at < run.first + run.count;) {
+    if (slab_of_[at] == kNone) {
+      ++at;
+      continue;
+    }
+    const Slab& slab = slabs_[slab_of_[at]];
+    std::ranges::copy_if(slab.owners, std::back_inserter(owners), [](Owner owner) { return owner != kNoOwner; });
+    at = slab_of_[at] + slab.extents;
+  }
+  return owners;
+}
+
+std::uint64_t SlabAllocator::offset_of(SlotRef ref) const {
+  return ref.slab * geometry_.extent_bytes + ref.slot * slot_bytes(ref);
+}
+
+void SlabAllocator::bind(std::uint32_t first, std::size_t size_class) {
+  const Shape shape = shapes_[size_class];
+  Slab& slab = slabs_[first];
+  slab.size_class = size_class;
+  slab.extents = shape.extents;
+  slab.used = 0;
+  slab.busy = 0;
+  slab.hottest = 0;
+  slab.owners.assign(shape.slots, kNoOwner);
+  slab.busy_slots.assign(shape.slots, false);
+  slab.free_slots.resize(shape.slots);
+  for (std::uint32_t i = 0; i < shape.slots; ++i) slab.free_slots[i] = shape.slots - 1 - i;
+  std::fill_n(slab_of_.begin() + first, shape.extents, first);
+  free_extents_ -= shape.extents;
+  ++slab_counts_[size_class];
+  list_add(first);
+}
+
+void SlabAllocator::unbind(std::uint32_t first) {
+  Slab& slab = slabs_[first];
+  assert(slab.busy == 0);
+  if (slab.listed) list_remove(first);
+  std::fill_n(slab_of_.begin() + first, slab.extents, kNone);
+  free_extents_ += slab.extents;
+  --slab_counts_[slab.size_class];
+  slab.extents = 0;
+  slab.hottest = 0;
+}
+
+void SlabAllocator::list_add(std::uint32_t index) {
+  Slab& slab = slabs_[index];
+  std::uint32_t& head = partial_[slab.size_class];
+  slab.previous = kNone;
+  slab.next = head;
+  if (head != kNone) slabs_[head].previous = index;
+  head = index;
+  slab.listed = true;
+}
+
+void SlabAllocator::list_remove(std::uint32_t index) {
+  Slab& slab = slabs_[index];
+  if (slab.previous != kNone) {
+    slabs_[slab.previous].next = slab.next;
+  } else {
+    partial_[slab.size_class] = slab.next;
+  }
+  if (slab.next != kNone) slabs_[slab.next].previous = slab.previous;
+  slab.listed = false;
+}
+
+std::vector<std::string> SlabAllocator::violations() const {
+  std::vector<std::string> found;
+  const auto expect = [&found](bool holds, const char* what, std::uint32_t at) {
+    if (!holds) found.push_back(std::string(what) + " at extent " + std::to_string(at));
+  };
+  std::uint64_t used_bytes = 0;
+  std::uint32_t free_extents = 0;
+  for (std::uint32_t at = 0; at < geometry_.extent_count;) {
+    if (slab_of_[at] == kNone) {
+      ++free_extents;
+      ++at;
+      continue;
+    }
+    const Slab& slab = slabs_[at];
+    expect(slab_of_[at] == at && slab.extents != 0, "a slab does not start where it says", at);
+    if (slab.extents == 0) break;
+    const auto used = std::ranges::count_if(slab.owners, [](Owner owner) { return owner != kNoOwner; });
+    const auto busy = std::ranges::count(slab.busy_slots, true);
+    expect(static_cast<std::uint32_t>(used) == slab.used && used > 0, "used slots are miscounted", at);
+    expect(static_cast<std::uint32_t>(busy) == slab.busy, "busy slots are miscounted", at);
+    expect(slab.free_slots.size() + slab.used == slab.owners.size(), "free slots are miscounted", at);
+    expect(slab.listed == !slab.free_slots.empty(), "a slab with free slots is not listed, or a full one is", at);
+    expect(slab.owners.size() * slot_bytes_of(slab.size_class) <= slab.extents * geometry_.extent_bytes,
+           "slots reach beyond the slab", at);
+    used_bytes += slab.used * slot_bytes_of(slab.size_class);
+    at += slab.extents;
+  }
+  expect(used_bytes == used_bytes_, "used bytes are miscounted", 0);
+  expect(free_extents == free_extents_, "free extents are miscounted", 0);
+  return found;
+}
+
+}  // namespace dfkv

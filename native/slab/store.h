@@ -1,0 +1,95 @@
+// The storage interface that the server drives. The RAM store implements it; the slab store will.
+//
+// Threads: every method may be called from any reactor thread; the implementation locks. Nothing here blocks on
+// I/O: a store that has to read a disk completes later, through the callback given to acquire().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "wire/identity.h"
+#include "wire/meta.h"
+#include "wire/payloads.h"
+#include "wire/status.h"
+
+namespace dfkv {
+
+// A live object pinned for reading. Move-only; the destructor unpins. While it lives the bytes neither move nor change.
+class ReadPin {
+ public:
+  virtual ~ReadPin() = default;
+  [[nodiscard]] virtual Bytes bytes() const = 0;
+  [[nodiscard]] virtual std::uint64_t checksum() const = 0;
+};
+
+// A slot being filled. The caller writes into bytes(), then commits once. Destroying it uncommitted frees the slot and
+// leaves nothing visible.
+class WriteTicket {
+ public:
+  virtual ~WriteTicket() = default;
+  [[nodiscard]] virtual MutableBytes bytes() = 0;
+  // Publishes the object. kAlready: another writer was first (the slot is freed).
+  [[nodiscard]] virtual Status commit(std::uint64_t checksum) = 0;
+};
+
+struct PutOptions {
+  Ack ack = Ack::kRam;
+  bool replace = false;
+  std::uint64_t recompute_us = 0;
+};
+struct PutStart {
+  Status status = Status::kOk;  // kOk with a ticket, or kAlready, kAgainNoMemory, kRefusedTooLarge, ... without
+  std::unique_ptr<WriteTicket> ticket;
+};
+struct ReadResult {
+  Status status = Status::kOk;
+  std::unique_ptr<ReadPin> pin;
+};
+using ReadDone = std::function<void(ReadResult)>;
+
+struct ExistsResult {
+  std::vector<Status> statuses;  // one per chunk: kOk, kMissPartMissing, kMissNotFound, kMissEvicted, ...
+  std::uint32_t prefix = 0;      // leading chunks that are complete
+  std::uint64_t lease_id = 0;    // 0: none was asked for, or none could be granted
+  std::uint32_t lease_ms = 0;
+};
+
+struct StoreStats {
+  std::uint64_t capacity_bytes = 0, used_bytes = 0, stored_bytes = 0;  // used: whole slots; stored: payload
+  std::uint64_t objects = 0, chunks = 0, namespaces = 0;
+  std::uint64_t pins = 0, leases = 0, leased_bytes = 0, filling = 0, condemned = 0;
+  std::uint64_t evicted_objects = 0, evicted_bytes = 0, put_already = 0, put_refused = 0;
+};
+
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  // Registers a namespace. kRefusedNamespace: descriptor not canonical or not what `id` digests.
+  // `nearest_differs_in` gets the differing tags of the most similar other namespace, if any.
+  virtual Status put_namespace(const NamespaceId& id, Bytes descriptor, std::string_view label,
+                               std::vector<std::uint16_t>& nearest_differs_in) = 0;
+  virtual PutStart begin_put(const ObjectKey& key, Route route, std::uint32_t length, const PutOptions& options) = 0;
+  // Calls `done` exactly once, inline or from a thread of the store.
+  virtual void acquire(const ObjectKey& key, ReadDone done) = 0;
+  // `owner` ties a lease to a connection; lease_ms 0 takes none. A lease pins every part of the leading complete chunks.
+  virtual ExistsResult exists(const NamespaceId& ns, const ExistsTable& table, std::uint32_t lease_ms,
+                              std::uint64_t owner) = 0;
+  virtual bool renew(std::uint64_t lease_id, std::uint32_t lease_ms) = 0;
+  virtual bool release(std::uint64_t lease_id) = 0;
+  virtual void release_owner(std::uint64_t owner) = 0;  // the connection ended
+  // A batch was used: touched from its tail to its head, so that the head outlives the tail.
+  virtual void touch(const NamespaceId& ns, std::span<const BlockId> batch) = 0;
+  virtual Status remove(const ObjectKey& key) = 0;             // part kAllParts: the chunk
+  virtual std::uint64_t erase(const NamespaceId& ns) = 0;      // objects that went
+  virtual void quarantine(const ObjectKey& key) = 0;           // a reader found it corrupt
+  [[nodiscard]] virtual std::vector<NamespaceInfo> list() const = 0;
+  [[nodiscard]] virtual StoreStats stats() const = 0;
+  // Expires leases; called about every 100 ms by the node.
+  virtual void tick() = 0;
+};
+
+}  // namespace dfkv
