@@ -1,0 +1,3 @@
+from dfkv_core.cli import main
+
+main()

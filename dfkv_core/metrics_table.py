@@ -1,0 +1,92 @@
+"""What each number of Node.stats() means. The metrics endpoint, `dfkv stat` and docs/metrics.md are made from this."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Spec(NamedTuple):
+    """How one number, or a family of numbers that differ in labels, is shown."""
+
+    kind: str  # "counter" or "gauge"
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+class Place(NamedTuple):
+    """Where a key of stats() belongs: the family, its description, and the values of its labels."""
+
+    family: str
+    spec: Spec
+    labels: tuple[str, ...]
+
+
+def _counter(text: str, *labels: str) -> Spec:
+    return Spec("counter", text, labels)
+
+
+def _gauge(text: str) -> Spec:
+    return Spec("gauge", text)
+
+
+NODE_METRICS: dict[str, Spec] = {
+    "capacity_bytes": _gauge("Memory that the store may fill."),
+    "used_bytes": _gauge("Memory in whole slots that are not free."),
+    "stored_bytes": _gauge("Payload of live objects."),
+    "objects": _gauge("Live objects: parts of chunks."),
+    "chunks": _gauge("Live chunks."),
+    "namespaces": _gauge("Namespaces known."),
+    "pins": _gauge("Objects pinned by transfers and leases; 0 at rest."),
+    "leases": _gauge("Leases held by lookups."),
+    "leased_bytes": _gauge("Bytes that leases keep from eviction."),
+    "filling": _gauge("Slots being written."),
+    "condemned": _gauge("Slots evicted or removed while pinned; freed by the last unpin."),
+    "evicted_objects": _counter("Objects evicted to make room."),
+    "evicted_bytes": _counter("Payload of evicted objects."),
+    "put_already": _counter("Objects offered that were there already."),
+    "put_refused": _counter("Objects offered and not taken."),
+    "meta_faults": _counter("Requests refused because their meta could not be read."),
+    "protocol_faults": _counter("Connections closed for frames that make no sense."),
+    "bytes_in": _counter("Bytes received, frames included."),
+    "bytes_out": _counter("Bytes sent, frames included."),
+    "payload_bytes_in": _counter("Payload received."),
+    "payload_bytes_out": _counter("Payload sent."),
+    "payload_copied_bytes": _counter("Payload copied in user space; 0 on bulk connections."),
+    "payload_drained_bytes": _counter("Payload received and thrown away."),
+    "connections_open": _gauge("Connections open now."),
+    "connections_total": _counter("Connections accepted."),
+    "connections_refused": _counter("Connections refused because max_connections was reached."),
+    "handshake_failures": _counter("Connections that did not introduce themselves properly."),
+    "auth_failures": _counter("Connections with a wrong secret, or none."),
+    "handshake_timeouts": _counter("Connections that took longer than handshake_timeout_ms to introduce themselves."),
+    "stalls": _counter("Connections closed because a transfer made no progress for stall_timeout_ms."),
+    "requests_busy": _counter("Requests refused because too many were under way on their connection."),
+    "queue_us": _counter("Microseconds between the arrival of reads and their first item, added up."),
+    "queue_waits": _counter("Reads that queue_us adds up."),
+    "cancelled": _counter("Requests ended by their client."),
+}
+
+# Families by the prefix of their keys; what follows the prefix is split into the labels.
+NODE_FAMILIES: dict[str, Spec] = {
+    "requests": _counter("Requests by operation.", "op"),
+    "items": _counter("Items (chunks of exists, objects otherwise) by operation and status.", "op", "status"),
+    "frame_faults": _counter("Connections closed for a frame that is not sound, by fault.", "fault"),
+}
+
+
+def locate(key: str) -> Place:
+    """The place of a key. One that is not described here becomes a gauge of its own, so that nothing is hidden."""
+    spec = NODE_METRICS.get(key)
+    if spec is not None:
+        return Place(key.removesuffix("_total"), spec, ())
+    for prefix, family in NODE_FAMILIES.items():
+        if key.startswith(prefix + "_"):
+            values = tuple(key[len(prefix) + 1 :].split("_", len(family.labels) - 1))
+            if len(values) == len(family.labels):
+                return Place(prefix, family, values)
+    return Place(key, _gauge("Reported by the node without a description."), ())
+
+
+def is_described(key: str) -> bool:
+    place = locate(key)
+    return place.spec in NODE_METRICS.values() or bool(place.labels)
