@@ -18,6 +18,9 @@ export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+# Paths are hashed relative to the clone, so that another clone finds what this one compiled.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 endif
 
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inc')

@@ -8,16 +8,23 @@ one summary of pytest, to which tests/conftest.py adds the seconds of each share
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # The quick ones first: a broken build is known in seconds.
 FOLDERS = ("tests/unit", "tests/integration", "tests/native", "tests/engines")
 FAST = "not engine and not native and not slow"
+STEPS = {
+    "all": (["make", "-s", "build/stamps/tools"], ["make", "-s", "build"], [sys.executable, "tools/lint.py"]),
+    "fast": (["make", "-s", "build"],),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -25,23 +32,44 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     mode, extra = arguments[0], arguments[1:]
-    steps = [["make", "-s", "build"]]
-    if mode == "all":
-        steps = [["make", "-s", "build/stamps/tools"], *steps, [sys.executable, "tools/lint.py"]]
-    start = time.monotonic()
-    for step in steps:
-        code = run(step)
-        if code:
-            print(f"error: {' '.join(step)} ended with {code}; no test was run", file=sys.stderr)
-            return code
-    prepared_s = time.monotonic() - start
-    command = [sys.executable, "-m", "pytest", f"--prepared-seconds={prepared_s:.1f}"]
-    if mode == "fast":
-        command += ["-m", FAST]
-    return run([*command, *extra, *(folder for folder in FOLDERS if (ROOT / folder).is_dir())])
+    with engine_setup() if mode == "all" else contextlib.nullcontext():
+        start = time.monotonic()
+        for step in STEPS[mode]:
+            code = run(step)
+            if code:
+                print(f"error: {' '.join(step)} ended with {code}; no test was run", file=sys.stderr)
+                return code
+        command = [sys.executable, "-m", "pytest", f"--prepared-seconds={time.monotonic() - start:.1f}"]
+        if mode == "fast":
+            command += ["-m", FAST]
+        return run([*command, *extra, *(folder for folder in FOLDERS if (ROOT / folder).is_dir())])
 
 
-def run(command: list[str]) -> int:
+@contextlib.contextmanager
+def engine_setup() -> Iterator[None]:
+    """Installs the engine, which mostly waits for the network, while the compilers work. The tests wait for its lock."""
+    log = ROOT / "build" / "engine-setup.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("wb") as output:
+        setup = subprocess.Popen(
+            [sys.executable, "tests/engines/setup_engine.py"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield
+        finally:
+            # An interrupt, not a termination: it then ends the installer below it too.
+            setup.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                setup.wait(15)
+            setup.kill()
+            setup.wait()
+
+
+def run(command: Sequence[str]) -> int:
     # A make above this one leaves its job server behind, which the makes below must not look for.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
     sys.stdout.flush()

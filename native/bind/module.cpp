@@ -4,6 +4,8 @@
 #include "bind/parts.h"
 
 NB_MODULE(_native, m) {
+  // An engine may end with a client alive in a thread of its own; that is no fault worth words on its stderr.
+  nanobind::set_leak_warnings(false);
   m.doc() = "Native data path of dfkv: formats, node and client.";
   dfkv::bind_formats(m);
   dfkv::bind_node(m);

@@ -174,8 +174,9 @@ void Connection::register_namespace(const std::shared_ptr<const NamespaceBook::E
 }
 
 void Connection::repair_namespace(const Request& request, Status status, Bytes statuses) {
+  if (request.keys.empty() || !request.meta.ns) return;
   if (!statuses.empty()) status = static_cast<Status>(load_le<std::uint16_t>(statuses.data()));
-  if (status != Status::kMissNamespaceUnknown || !request.meta.ns || request.keys.empty()) return;
+  if (status != Status::kMissNamespaceUnknown) return;
   const auto now = Clock::now();
   if (now - repaired_at_ < kRepairInterval) return;  // one answer for all requests that met this
   repaired_at_ = now;

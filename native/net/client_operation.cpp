@@ -159,8 +159,8 @@ void Operation::end_key(std::uint32_t key, Status status) {
     value = best_[key];
   }
   statuses_[key] = value;
-  if (is_done(static_cast<Status>(value)) && !input.first_segment.empty())
-    payload_bytes_ += input.length(key);
+  const bool payload = input.kind == Kind::kGet || input.kind == Kind::kPut;
+  if (payload && is_done(static_cast<Status>(value))) payload_bytes_ += input.length(key);
 }
 
 void Operation::end_all(Status status) {

@@ -38,7 +38,6 @@ void Session::close() {
   stage_ = Stage::kClosed;
   const auto self = shared_from_this();  // the loop's handler and the reactor's list may hold the last references
   context_.loop.remove(fd_.get());
-  fd_.reset();
   for (auto& [id, request] : requests_) {
     if (auto* subscription = std::get_if<Subscription>(&request)) context_.loop.cancel(subscription->timer);
   }
@@ -48,6 +47,7 @@ void Session::close() {
   out_.clear();
   context_.store.release_owner(id_);
   context_.forget(id_);
+  fd_.reset();  // last: when the peer sees the end, nothing of it is left here
 }
 
 void Session::on_event(std::uint32_t events) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <functional>
 #include <random>
 #include <stdexcept>
 
@@ -9,9 +10,9 @@ namespace dfkv {
 
 namespace {
 
-constexpr std::size_t kWindow = 256;          // coldest chunks that a class with slots of its own may choose among
+constexpr std::size_t kWindow = 1024;       // chunks looked at before a run is cleared
 constexpr std::size_t kRunsTried = 8;
-constexpr std::size_t kLastResort = 65536;    // chunks looked at before giving up
+constexpr std::size_t kLastResort = 65536;  // chunks looked at before giving up
 constexpr std::uint32_t kShortPartList = 8;
 constexpr std::uint64_t kBytesPerGhost = 64 * 1024;
 
@@ -276,24 +277,28 @@ std::optional<SlotRef> Catalog::take_slot(std::size_t size_class, ObjectId owner
   return slot;
 }
 
-// Among the coldest chunks, one that has a slot of this class costs least. Where there is none, the class has too little of
-// the arena for what it holds: another one gives up the run of extents that was used longest ago. The window is
-// a share of all chunks, so that in a small store too a class does not eat what it has just written.
+// Among the coldest chunks, one that has a slot of this class costs least. Where there is none among as many bytes as
+// a slab holds, the class has too little of the arena for what it is used for: another one gives up the run of extents that was
+// used longest ago.
 bool Catalog::make_room(std::size_t size_class) {
-  const auto of_class = [this, size_class](ChunkId id) {
+  std::uint64_t colder_bytes = 0;
+  std::uint64_t window_bytes = allocator_.extents_per_slab(size_class) * allocator_.geometry().extent_bytes;
+  const auto of_class = [this, size_class, &colder_bytes, &window_bytes](ChunkId id) {
     const Chunk& chunk = chunks_[id];
     if (chunk.pins != 0) return Verdict::kInUse;
-    return has_class(chunk, size_class) ? Verdict::kTake : Verdict::kSkip;
+    if (has_class(chunk, size_class)) return Verdict::kTake;
+    colder_bytes += chunk.slot_bytes;
+    return colder_bytes < window_bytes ? Verdict::kSkip : Verdict::kStop;
   };
-  const std::size_t window = std::clamp<std::size_t>(policy_->size() / 8, 1, kWindow);
-  if (const auto chunk = policy_->victim(window, of_class)) {
+  if (const auto chunk = policy_->victim(kWindow, std::cref(of_class))) {
     drop_chunk(*chunk, Departure::kEvicted);
     return true;
   }
   for (const auto run : allocator_.coldest_runs(size_class, kRunsTried)) {
     if (clear_run(run)) return true;
   }
-  if (const auto chunk = policy_->victim(kLastResort, of_class)) {
+  window_bytes = ~std::uint64_t{0};
+  if (const auto chunk = policy_->victim(kLastResort, std::cref(of_class))) {
     drop_chunk(*chunk, Departure::kEvicted);
     return true;
   }

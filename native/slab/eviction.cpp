@@ -42,6 +42,8 @@ class LruPolicy final : public EvictionPolicy {
           unlink(chunk);
           link_hottest(chunk);
           break;
+        case Verdict::kStop:
+          return std::nullopt;
       }
       chunk = hotter;
     }

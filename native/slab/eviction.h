@@ -24,6 +24,7 @@ enum class Verdict : std::uint8_t {
   kTake,
   kSkip,   // not this time; keep its place
   kInUse,  // pinned: counts as a use, so that it is not looked at again and again
+  kStop,   // neither this one nor any after it
 };
 
 enum class Departure : std::uint8_t { kEvicted, kRemoved };

@@ -18,7 +18,8 @@ constexpr SlabGeometry kSmall{kMiB, 16};
 
 std::vector<SlotRef> fill(SlabAllocator& allocator, std::size_t size_class, std::uint32_t first_owner) {
   std::vector<SlotRef> slots;
-  while (const auto slot = allocator.allocate(size_class, first_owner + static_cast<std::uint32_t>(slots.size()))) {
+  while (const auto slot =
+             allocator.allocate(size_class, first_owner + static_cast<std::uint32_t>(slots.size()))) {
     slots.push_back(*slot);
   }
   return slots;
@@ -27,7 +28,8 @@ std::vector<SlotRef> fill(SlabAllocator& allocator, std::size_t size_class, std:
 }  // namespace
 
 TEST_CASE("the geometry suits the capacity") {
-  for (const std::uint64_t capacity : {kMiB, 8 * kMiB, 100 * kMiB, 1024 * kMiB, 65536 * kMiB, (1 << 20) * kMiB}) {
+  for (const std::uint64_t capacity :
+       {kMiB, 8 * kMiB, 100 * kMiB, 1024 * kMiB, 65536 * kMiB, (1 << 20) * kMiB}) {
     CAPTURE(capacity);
     const auto geometry = SlabGeometry::for_capacity(capacity);
     CHECK(geometry.capacity_bytes() <= capacity);

@@ -95,6 +95,12 @@ class Batch {
   Input input;
 };
 
+inline std::shared_ptr<Operation> ask_nodes(Client& client, Kind kind, std::chrono::nanoseconds deadline) {
+  Input input;
+  input.kind = kind;
+  return client.submit(std::move(input), deadline);
+}
+
 inline Status status_of(const Operation& op, std::size_t key = 0) {
   return static_cast<Status>(op.statuses().at(key));
 }

@@ -398,7 +398,7 @@ TEST_CASE("limits on what is under way") {
   REQUIRE(too_many_bytes->done());
   CHECK(name_of(status_of(*too_many_bytes)) == name_of(Status::kAgainBusy));
   const auto ask = [&] { return Batch(Kind::kExists, ns).parts({0}).chunk(block_of(1)).submit(client, 30s); };
-  const auto second = client.submit({.kind = Kind::kPing}, 30s);
+  const auto second = ask_nodes(client, Kind::kPing, 30s);
   (void)second->wait(5s);
   CHECK(!first->done());
   const auto held = Batch(Kind::kGet, ns).item(block_of(3), 0, {{0, 10}}).submit(client, 30s);
@@ -431,7 +431,7 @@ TEST_CASE("empty batches end at once; tables that do not fit together are refuse
 TEST_CASE("operations that ask every node") {
   FakePeer peer;
   Client client(options_for(peer.port));
-  const auto ping = client.submit({.kind = Kind::kPing}, 5s);
+  const auto ping = ask_nodes(client, Kind::kPing, 5s);
   REQUIRE(ping->wait(5s));
   REQUIRE(ping->answers().size() == 1);
   CHECK(ping->answers()[0].node_id == "node-a");
@@ -445,7 +445,7 @@ TEST_CASE("operations that ask every node") {
     const std::byte page[] = {static_cast<std::byte>(cursor)};
     return conn.reply(frame, meta, page);
   });
-  const auto list = client.submit({.kind = Kind::kList}, 5s);
+  const auto list = ask_nodes(client, Kind::kList, 5s);
   REQUIRE(list->wait(5s));
   REQUIRE(list->answers()[0].payloads.size() == 4);
   CHECK(list->answers()[0].payloads[3][0] == std::byte{3});

@@ -68,6 +68,7 @@ TEST_CASE("the search is bounded and keeps the places of what it skips") {
   const auto only_seven = [](Handle chunk) { return chunk == 7 ? Verdict::kTake : Verdict::kSkip; };
   CHECK_FALSE(policy->victim(7, only_seven));
   CHECK(policy->victim(8, only_seven) == Handle{7});
+  CHECK_FALSE(policy->victim(10, [](Handle chunk) { return chunk == 3 ? Verdict::kStop : Verdict::kSkip; }));
   CHECK(evict_all(*policy) == std::vector<Handle>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
 }
 
@@ -80,7 +81,9 @@ TEST_CASE("random use agrees with a plain list") {
   std::vector<Handle> spare(64);
   for (Handle i = 0; i < spare.size(); ++i) spare[i] = i;
   for (int step = 0; step < 20000; ++step) {
-    const auto some = [&] { return *std::next(model.begin(), static_cast<std::ptrdiff_t>(random() % model.size())); };
+    const auto some = [&] {
+      return *std::next(model.begin(), static_cast<std::ptrdiff_t>(random() % model.size()));
+    };
     switch (random() % 4) {
       case 0:
         if (spare.empty()) break;

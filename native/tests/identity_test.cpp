@@ -109,6 +109,13 @@ TEST_CASE("extras that look alike are not the same block") {
       {{1, bytes_of("ab")}, {2, bytes_of("c")}},
       {{1, bytes_of("a")}, {2, bytes_of("bc")}},
       {{1, bytes_of("abc")}},
+      // These two are the same bytes once the lengths are left out.
+      {{1, bytes_of("a\x01"
+                    "b")},
+       {1, bytes_of("c")}},
+      {{1, bytes_of("a")},
+       {1, bytes_of("b\x01"
+                    "c")}},
       {{1, bytes_of(std::string("x\x02\x01\x00\x00\x00y", 7))}},
   };
   std::set<std::string> ids;

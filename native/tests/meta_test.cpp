@@ -183,6 +183,37 @@ TEST_CASE("a descriptor at its limit passes, one byte more does not") {
   CHECK(decode_request(out, read) == MetaFault::kTooLarge);
 }
 
+TEST_CASE("a count beyond the bytes that are there is refused before anything is read") {
+  std::uint32_t count = 0;
+  for (const std::string& data : {"dd00000003c0c0", "dc0003c0c0", "93c0c0", "ddffffffff", "ddffffffffc0"}) {
+    CAPTURE(data);
+    const golden::Buffer bytes = golden::unhex(data);
+    msgpack::Reader reader(bytes);
+    CHECK_FALSE(reader.array(~0u, count));
+    CHECK(reader.fault() == msgpack::Fault::kTruncated);
+  }
+  for (const std::string& data :
+       {"df00000002c0c0c0", "de0002c0c0c0", "82c0c0c0", "dfffffffff", "dfffffffffc0c0"}) {
+    CAPTURE(data);
+    const golden::Buffer bytes = golden::unhex(data);
+    msgpack::Reader reader(bytes);
+    CHECK_FALSE(reader.map(~0u, count));
+    CHECK(reader.fault() == msgpack::Fault::kTruncated);
+  }
+}
+
+TEST_CASE("the first fault of a reader stays") {
+  const golden::Buffer bytes = golden::unhex("a16107");
+  msgpack::Reader reader(bytes);
+  std::uint64_t value = 0;
+  std::string_view text;
+  CHECK_FALSE(reader.uint(value));
+  CHECK_FALSE(reader.str(10, text));
+  CHECK_FALSE(reader.skip());
+  CHECK(reader.fault() == msgpack::Fault::kType);
+  CHECK_FALSE(reader.finished());
+}
+
 // ---- tables
 // -----------------------------------------------------------------------------------------------------
 

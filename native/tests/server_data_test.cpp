@@ -34,7 +34,8 @@ void check_bytes(const Peer::Got& got, const std::vector<Item>& items) {
 TEST_CASE("what was put is got, of any size, in fragments") {
   TestNode node;
   Peer peer = node.connect(Lane::kBulk, 64 * kKiB);
-  const std::vector<std::size_t> sizes{1, 31, 4096, 4097, 65535, 65536, 65537, 300'001, 1 << 20, (3 << 20) + 5};
+  const std::vector<std::size_t> sizes{1,     31,    4096,    4097,    65535,
+                                       65536, 65537, 300'001, 1 << 20, (3 << 20) + 5};
   std::vector<Item> items;
   for (std::size_t i = 0; i < sizes.size(); ++i) items.push_back(make_item(i, 3, sizes[i]));
   CHECK(peer.put(node.ns.id, items, {}, 50'000) == Statuses(items.size(), kOk));
@@ -70,11 +71,14 @@ TEST_CASE("requests sent together, and bytes that come one by one, are all answe
     peer.send(stream);
     for (std::uint64_t id = 1; id <= 50; ++id) CHECK(peer.receive_frame().header.request_id == id);
     const auto items = make_items(7, 1, 20);
-    Buffer slow = Peer::frame(Peer::header(Opcode::kPut, 60, 0), [&] {
-      RequestMeta meta;
-      meta.ns = node.ns.id;
-      return Peer::encoded(meta);
-    }(), Peer::table_of(items));
+    Buffer slow = Peer::frame(
+        Peer::header(Opcode::kPut, 60, 0),
+        [&] {
+          RequestMeta meta;
+          meta.ns = node.ns.id;
+          return Peer::encoded(meta);
+        }(),
+        Peer::table_of(items));
     for (const std::byte byte : slow) peer.send({&byte, 1});
     peer.send_put_item(60, 0, items[0].bytes, true, 7);
     CHECK(is_done(peer.receive_frame().statuses()[0]));
@@ -109,8 +113,8 @@ TEST_CASE("two connections filling one key: one wins, the other hears already") 
   CHECK(b.put(node.ns.id, items) == Statuses{kOk});
   RequestMeta last;
   last.checksum = xxh3_64(items[0].bytes);
-  a.send(Peer::frame(Peer::header(Opcode::kPut, 1, kFlagLastOfItem | kFlagEndOfRequest, 0), Peer::encoded(last),
-                     Bytes(items[0].bytes).subspan(50'000)));
+  a.send(Peer::frame(Peer::header(Opcode::kPut, 1, kFlagLastOfItem | kFlagEndOfRequest, 0),
+                     Peer::encoded(last), Bytes(items[0].bytes).subspan(50'000)));
   CHECK(a.receive_frame().statuses() == Statuses{Status::kAlready});
   check_bytes(a.get(node.ns.id, items), items);
   CHECK(node.stat("filling") == 0);
@@ -122,21 +126,24 @@ TEST_CASE("wrong checksums, short and long items, and withdrawn ones leave nothi
   const auto items = make_items(1, 6, 10'000);
   const std::uint64_t id = peer.next_id();
   peer.send_put_head(id, node.ns.id, items);
-  peer.send_put_item(id, 0, items[0].bytes, false, 4000, 1);                  // checksum
-  peer.send_put_item(id, 1, Bytes(items[1].bytes).first(9'999), false);       // short
+  peer.send_put_item(id, 0, items[0].bytes, false, 4000, 1);             // checksum
+  peer.send_put_item(id, 1, Bytes(items[1].bytes).first(9'999), false);  // short
   auto longer = items[2].bytes;
   longer.push_back(std::byte{1});
-  peer.send_put_item(id, 2, longer, false, 6000);                             // long
+  peer.send_put_item(id, 2, longer, false, 6000);  // long
   peer.send(Peer::frame(Peer::header(Opcode::kPut, id, 0, 3), {}, Bytes(items[3].bytes).first(100)));
   RequestMeta aborted;
   aborted.aborted = true;
-  peer.send(Peer::frame(Peer::header(Opcode::kPut, id, kFlagLastOfItem, 3), Peer::encoded(aborted), {}));  // withdrawn
-  peer.send(Peer::frame(Peer::header(Opcode::kPut, id, kFlagLastOfItem, 4), {}, items[4].bytes));          // no checksum
+  peer.send(Peer::frame(Peer::header(Opcode::kPut, id, kFlagLastOfItem, 3), Peer::encoded(aborted),
+                        {}));  // withdrawn
+  peer.send(
+      Peer::frame(Peer::header(Opcode::kPut, id, kFlagLastOfItem, 4), {}, items[4].bytes));  // no checksum
   peer.send_put_item(id, 5, items[5].bytes, true);
   const Frame answer = peer.receive_frame();
   CHECK_FALSE(answer.header.is_error());
-  CHECK(answer.statuses() == Statuses{Status::kRefusedChecksum, Status::kRefusedBadRequest, Status::kRefusedBadRequest,
-                                      Status::kRefusedAborted, Status::kRefusedBadRequest, kOk});
+  CHECK(answer.statuses() == Statuses{Status::kRefusedChecksum, Status::kRefusedBadRequest,
+                                      Status::kRefusedBadRequest, Status::kRefusedAborted,
+                                      Status::kRefusedBadRequest, kOk});
   const auto got = peer.get(node.ns.id, items);
   CHECK(got.statuses == Statuses{Status::kMissNotFound, Status::kMissNotFound, Status::kMissNotFound,
                                  Status::kMissNotFound, Status::kMissNotFound, kOk});
@@ -180,7 +187,8 @@ TEST_CASE("a PUT whose items are out of order is refused as a whole, after its l
     const Frame answer = peer.receive_frame();
     CHECK(answer.header.is_error());
     CHECK(answer.reply().status == Status::kRefusedBadRequest);
-    CHECK(peer.get(node.ns.id, items).statuses == Statuses{Status::kMissNotFound, kOk, Status::kMissNotFound});
+    CHECK(peer.get(node.ns.id, items).statuses ==
+          Statuses{Status::kMissNotFound, kOk, Status::kMissNotFound});
   }
   const std::uint64_t id = peer.next_id();  // an item that begins while another is open
   const auto other = make_items(11, 2, 1000);
@@ -231,8 +239,8 @@ TEST_CASE("requests interleave on one connection") {
   const auto finish = [&](std::uint64_t id, const Item& item, std::size_t from) {
     RequestMeta last;
     last.checksum = xxh3_64(item.bytes);
-    peer.send(Peer::frame(Peer::header(Opcode::kPut, id, kFlagLastOfItem | kFlagEndOfRequest, 0), Peer::encoded(last),
-                          Bytes(item.bytes).subspan(from)));
+    peer.send(Peer::frame(Peer::header(Opcode::kPut, id, kFlagLastOfItem | kFlagEndOfRequest, 0),
+                          Peer::encoded(last), Bytes(item.bytes).subspan(from)));
   };
   finish(2, b[0], 30'000);
   finish(1, a[0], 20'000);
@@ -267,8 +275,8 @@ TEST_CASE("EXISTS tells complete chunks, missing parts and the prefix") {
   std::vector<Item> chunks;
   for (std::uint64_t block = 0; block < 8; ++block) chunks.push_back(make_item(block, 0, 1));
   const Frame answer = peer.exists(node.ns.id, exists_table(chunks, {make_part(0), make_part(1)}));
-  CHECK(answer.statuses() == Statuses{kOk, kOk, kOk, Status::kMissPartMissing, kOk, kOk, Status::kMissNotFound,
-                                      Status::kMissNotFound});
+  CHECK(answer.statuses() == Statuses{kOk, kOk, kOk, Status::kMissPartMissing, kOk, kOk,
+                                      Status::kMissNotFound, Status::kMissNotFound});
   CHECK(answer.reply().prefix == 3);
   CHECK(answer.reply().lease_id == 0);
   const Frame one = peer.exists(node.ns.id, exists_table(chunks, {make_part(0)}));
@@ -282,13 +290,15 @@ TEST_CASE("EXISTS tells complete chunks, missing parts and the prefix") {
 TEST_CASE("REMOVE takes one part or the whole chunk") {
   TestNode node;
   Peer peer = node.connect();
-  const std::vector<Item> items{make_item(1, 0, 100), make_item(1, 1, 100), make_item(2, 0, 100), make_item(2, 1, 100)};
+  const std::vector<Item> items{make_item(1, 0, 100), make_item(1, 1, 100), make_item(2, 0, 100),
+                                make_item(2, 1, 100)};
   CHECK(peer.put(node.ns.id, items) == Statuses(4, kOk));
   RequestMeta meta;
   meta.ns = node.ns.id;
   Item whole = make_item(2, 0, 0);
   whole.ref.part = kAllParts;
-  const Frame answer = peer.call(Opcode::kRemove, meta, Peer::table_of({items[0], whole, make_item(9, 0, 0)}));
+  const Frame answer =
+      peer.call(Opcode::kRemove, meta, Peer::table_of({items[0], whole, make_item(9, 0, 0)}));
   CHECK(answer.statuses() == Statuses{kOk, kOk, Status::kMissNotFound});
   CHECK(peer.get(node.ns.id, items).statuses ==
         Statuses{Status::kMissNotFound, kOk, Status::kMissNotFound, Status::kMissNotFound});
@@ -391,13 +401,15 @@ TEST_CASE("a lease keeps its chunks through eviction until it is released, expir
     for (int i = 0; i < 64; ++i) REQUIRE(is_done(peer.put(node.ns.id, {make_item(filler++, 0, 1 << 20)})[0]));
   };
   const auto all_evicted = [&] {
-    return peer.exists(node.ns.id, exists_table(kept, {make_part(0)})).statuses() == Statuses(8, Status::kMissEvicted);
+    return peer.exists(node.ns.id, exists_table(kept, {make_part(0)})).statuses() ==
+           Statuses(8, Status::kMissEvicted);
   };
   for (const int how : {0, 1, 2}) {
     CAPTURE(how);
     CHECK(peer.put(node.ns.id, kept) == Statuses(8, kOk));
     Peer holder = node.connect(Lane::kControl);
-    const Frame answer = holder.exists(node.ns.id, exists_table(kept, {make_part(0)}), how == 1 ? 300 : 60'000);
+    const Frame answer =
+        holder.exists(node.ns.id, exists_table(kept, {make_part(0)}), how == 1 ? 300 : 60'000);
     const auto lease = answer.reply();
     REQUIRE(lease.lease_id != 0);
     CHECK(lease.lease_ms == (how == 1 ? 300 : 60'000));

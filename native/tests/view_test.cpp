@@ -89,12 +89,13 @@ TEST_CASE("cut at every byte, and with every byte changed") {
   for (std::size_t at = 0; at < data.size(); ++at) {
     golden::Buffer changed = data;
     for (int value = 0; value < 256; ++value) {
-      if (changed[at] == static_cast<std::byte>(value)) continue;
-      golden::Buffer other = data;
-      other[at] = static_cast<std::byte>(value);
-      const std::optional<View> read = decode_view(other);
-      // Only the cluster id and the revision lie outside the digest.
-      if (read) CHECK(read->digest == view.digest);
+      changed[at] = static_cast<std::byte>(value);
+      std::optional<View> read = decode_view(changed);
+      if (!read) continue;
+      // Only the cluster id and the revision lie outside the digest: the nodes are still the ones that were
+      // sent.
+      (void)encode_view(*read);
+      CHECK(read->digest == view.digest);
     }
   }
 }

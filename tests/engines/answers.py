@@ -10,11 +10,13 @@ GAP = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """``compared``: positions at which another token would have been a fault."""
+    """``compared``: positions at which another token would have been a fault. ``shift``: the most by which the
+    log-probability of a candidate differs, over the positions that have the same tokens before them."""
 
     same: bool
     compared: int
     detail: str = ""
+    shift: float = 0.0
 
 
 def identical(reference: Completion, answer: Completion) -> Comparison:
@@ -34,12 +36,21 @@ def agrees_with_cold(cold: Completion, answer: Completion, gap: float = GAP) -> 
     if not cold.token_ids or len(cold.token_ids) != len(answer.token_ids):
         return Comparison(False, 0, f"{len(answer.token_ids)} tokens, expected {len(cold.token_ids)}")
     compared = 0
+    shift = 0.0
     for index, (wanted, found) in enumerate(zip(cold.token_ids, answer.token_ids, strict=True)):
+        shift = max(shift, _shift(cold, answer, index))
         clear = cold.gap(index) > gap
         if wanted != found:
             if clear:
                 detail = f"token {index} is {found}, expected {wanted}, which leads by {cold.gap(index):.3f}"
-                return Comparison(False, compared, detail)
+                return Comparison(False, compared, detail, shift)
             break
         compared += clear
-    return Comparison(True, compared)
+    return Comparison(True, compared, shift=shift)
+
+
+def _shift(cold: Completion, answer: Completion, index: int) -> float:
+    """How far apart the two runs are on the candidates that both name; infinite where they name none in common."""
+    found = dict(answer.top[index])
+    apart = [abs(value - found[token]) for token, value in cold.top[index] if token in found]
+    return max(apart, default=float("inf"))

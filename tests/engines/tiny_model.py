@@ -252,10 +252,13 @@ def _change_weights(model: Path, seed: int) -> None:
     matrix = tensors["model.layers.0.self_attn.v_proj.weight"]
     noise = torch.randn(matrix.shape, generator=generator) * matrix.float().std()
     tensors["model.layers.0.self_attn.v_proj.weight"] = (matrix.float() + noise).to(matrix.dtype)
-    save_file(tensors, path, metadata={"format": "pt"})
-    if path.stat().st_size != before.st_size:
-        raise RuntimeError(f"{path} changed its size from {before.st_size} to {path.stat().st_size} bytes")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # Another file under the same name: an engine that runs on the old one may have it mapped.
+    changed = path.with_suffix(".changed")
+    save_file(tensors, changed, metadata={"format": "pt"})
+    if changed.stat().st_size != before.st_size:
+        raise RuntimeError(f"{path} would change its size from {before.st_size} to {changed.stat().st_size} bytes")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed.replace(path)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -35,9 +35,17 @@ def build(sanitizer: str) -> tuple[Path, str]:
     ]
     if shutil.which("ccache"):
         configure.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+    # Paths are hashed relative to the clone, so that another clone finds what this one compiled.
+    environ = {**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
     for command in (configure, ["cmake", "--build", str(folder), "-j", str(os.cpu_count() or 1), "--", "-k", "0"]):
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=BUILD_DEADLINE_S, check=False
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_DEADLINE_S,
+            check=False,
         )
         if done.returncode:
             return folder, done.stdout[-6000:]

@@ -107,6 +107,8 @@ LOOKALIKES: list[tuple[list[int], list[tuple[int, bytes]]]] = [
     ([1, 2, 3], [(1, b"a"), (2, b"bc")]),
     ([1, 2, 3], [(1, b"ab"), (1, b"c")]),
     ([1, 2, 3], [(1, b"a"), (1, b"bc")]),
+    ([1, 2, 3], [(1, b"a\1b"), (1, b"c")]),  # this and the next: the same bytes once the lengths are left out
+    ([1, 2, 3], [(1, b"a"), (1, b"b\1c")]),
     ([1, 2, 3], [(1, b"")]),
     ([1, 2, 3], [(0, b"")]),
     ([1, 2, 3], [(1, b""), (1, b"")]),

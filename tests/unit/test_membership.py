@@ -77,7 +77,7 @@ def test_views_survive_the_wire() -> None:
     node = NodeEntry(
         "n-1", ("h:1", "[::1]:2"), 5, bytes(range(16)), NodeState.DRAINING, 50, 0, "z", 3, ("fe80::1",), "/s"
     )
-    view = View(bytes(range(16)), 42, (node, ME))
+    view = View(bytes(range(16)), 42, (ME, node))  # in the order of the ids, as on the wire
     assert View.decode(view.encode()) == view
     damaged = bytearray(view.encode())
     damaged[-1] ^= 1
