@@ -17,7 +17,7 @@ from tests.engines.tiny_model import SMALL, ensure_model
 from tests.engines.vllm_server import ROOT, SITE
 
 from .measure import Measurement, Setup
-from .report import print_table, to_json, write_json, write_picture
+from .report import make_console, print_table, to_json, write_json, write_picture
 from .verdict import judge
 
 LOGS = ROOT / "build" / "demo"
@@ -56,7 +56,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     # Ended by `kill`, the engines still have to go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = time.monotonic()

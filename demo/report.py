@@ -14,11 +14,17 @@ from .verdict import Row, Verdict
 _COLOURS = {COLD: "#8c8c8c", SAVING: "#8c8c8c", RESTORED: "#2a7de1", RESTARTED: "#2a7de1", LOCAL: "#3aa655"}
 
 
+def make_console() -> Console:
+    """For a terminal as wide as it is; for a log file wide enough for the tables."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=120)
+
+
 def print_table(console: Console, verdict: Verdict, results: Results) -> None:
     table = Table(
         title="time to first token", title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0)
     )
-    table.add_column("run")
+    table.add_column("run", no_wrap=True)
     for name in ("TTFT s", "min - max s", "n", "prompt tokens", "restored tokens", "MB moved", "GB/s"):
         table.add_column(name, justify="right")
     for row in verdict.rows:

@@ -16,17 +16,27 @@ def encode_frame_header(
 def decode_frame_header(header: Buffer, max_meta_bytes: int, max_fragment_bytes: int) -> dict[str, int]:
     """Raises ValueError naming the fault (magic, major, crc, flags, meta_limit, payload_limit)."""
 
-def namespace_id(descriptor: Buffer) -> bytes: ...
+def namespace_id(descriptor: Buffer) -> bytes:
+    """The 16-byte id. Raises ValueError for a descriptor that is not canonical."""
+
 def opaque_block_id(algorithm: int, hash: Buffer, extras: Buffer) -> bytes: ...
-def encode_part(
-    group: int, component: int, stage: int, cp_index: int, shard_index: int, shard_count: int
-) -> int: ...
+def encode_part(group: int, component: int, stage: int, cp_index: int, shard_index: int, shard_count: int) -> int: ...
 def status_name(status: int) -> str: ...
 def auth_mac(secret: Buffer, role: str, client_nonce: Buffer, server_nonce: Buffer, node_id: str) -> bytes: ...
-def encode_slot_record(fields: dict[str, Any], store_uuid: bytes, slot: int) -> bytes: ...
-def decode_slot_record(record: Buffer, store_uuid: bytes, slot: int) -> dict[str, Any]: ...
-def encode_view(view: dict[str, Any]) -> bytes: ...
-def decode_view(data: Buffer) -> dict[str, Any]: ...
+def encode_slot_record(fields: dict[str, Any], store_uuid: bytes, slot: int) -> bytes:
+    """Fields by their names in docs/formats.md ("namespace", "block", "stored_bytes", ...); absent ones are zero.
+    Raises ValueError naming an unknown or bad field."""
+
+def decode_slot_record(record: Buffer, store_uuid: bytes, slot: int) -> dict[str, Any]:
+    """Raises ValueError naming the fault (crc, version, not_zero). 128 zero bytes are a free slot."""
+
+def encode_view(view: dict[str, Any]) -> bytes:
+    """view: cluster_id, revision, placement_rule, nodes (dicts: id, incarnation, boot_id, state as a number,
+    read_weight, write_weight, zone, features, tcp, rdma, unix_path). Nodes are sorted by id, the digest is made.
+    Raises ValueError naming an unknown or bad field."""
+
+def decode_view(data: Buffer) -> dict[str, Any]:
+    """The same dict with its digest. Raises ValueError where malformed, over a limit, or not what the digest says."""
 
 @final
 class BlockChain:
@@ -38,9 +48,7 @@ class BlockChain:
     def append(self, tokens: Buffer, extras: Sequence[tuple[int, bytes]] = ()) -> bytes:
         """Appends one block of u32 tokens (a C-contiguous buffer of 4-byte items). Returns the 16-byte block id."""
 
-    def append_blocks(
-        self, tokens: Buffer, block_tokens: int, extras: Sequence[tuple[int, int, bytes]] = ()
-    ) -> bytes:
+    def append_blocks(self, tokens: Buffer, block_tokens: int, extras: Sequence[tuple[int, int, bytes]] = ()) -> bytes:
         """Appends len(tokens) // block_tokens whole blocks. extras: (block index in this call, tag, bytes).
         Returns the block ids, 16 bytes each, joined. Releases the GIL while hashing."""
 
@@ -211,3 +219,52 @@ class Client:
         """Asks for `token` from take_completed() once the operation is done."""
 
     def take_completed(self, timeout_ms: float = 0) -> list[int]: ...
+
+# ---- simulator (dfkv plan) -----------------------------------------------------------------------
+
+DEFAULT_EVICTION_POLICY: str
+"""What stores use."""
+
+def eviction_policies() -> list[str]: ...
+def replay_policies() -> list[str]:
+    """What replay() knows: the store's policies and the references lru-ref, lru-tail, belady and unbounded."""
+
+@final
+class Trace:
+    """Requests as lists of block ids; an id stands for its whole prefix. Append from one thread, with no replay under
+    way; replays of one trace may run at the same time."""
+
+    def __init__(self) -> None: ...
+    def append(self, block_counts: Buffer, block_ids: Buffer) -> None:
+        """Requests in their order: n u32 counts, and as many u64 ids as they sum up to (else ValueError)."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def unique_blocks(self) -> int: ...
+    @property
+    def conflicts(self) -> int:
+        """Blocks that follow different blocks in different requests. Not 0: ids do not stand for whole prefixes."""
+
+def replay(trace: Trace, policy: str, capacity_blocks: int) -> dict[str, Any]:
+    """One node. hits: one u32 per request, in blocks; hit_blocks, written_blocks, evicted_blocks: their sums.
+    Releases the GIL. Raises ValueError for an unknown policy or a capacity of 0."""
+
+def replay_cluster(
+    trace: Trace,
+    *,
+    nodes: int,
+    capacity_blocks: int = 0,
+    policy: str,
+    run_blocks: int = 1,
+    spread_blocks: int = 0,
+    copy_after_reads: int = 0,
+    copy_share: float = 0.0,
+    lost_node: int | None = None,
+    lost_at: int = 0,
+) -> dict[str, Any]:
+    """Several nodes (native/plan/cluster.h says what the options mean). hits as replay(); touched: nodes asked, summed
+    over the requests; copied_blocks; nodes: held_blocks, copy_blocks, read_blocks, written_blocks of each.
+    Releases the GIL. Raises ValueError for options out of range."""

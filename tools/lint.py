@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tidy"
-TIDY_FOLDERS = ("wire", "slab", "ram", "net", "bind")
+TIDY_FOLDERS = ("wire", "slab", "ram", "net", "plan", "bind")
 REMEMBERED_DAYS = 60
 TIDY_DEADLINE_S = 240
 

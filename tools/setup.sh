@@ -15,6 +15,8 @@ need() { # PACKAGE TEST...
 command_exists() { command -v "$1"; }
 header_exists() { echo "#include <$1>" | c++ -E -x c++ -; }
 
+sanitizers_link() { echo 'int main() {}' | clang++ -x c++ -fsanitize=address,undefined - -o /dev/null; }
+
 install_missing() {
   [ ${#missing[@]} -eq 0 ] && return
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -76,6 +78,7 @@ install_tools() {
   need clang command_exists clang++
   need clang-format command_exists clang-format
   need clang-tidy command_exists clang-tidy
+  need libclang-rt-dev sanitizers_link
   need doctest-dev header_exists doctest/doctest.h
   need libxxhash-dev header_exists xxhash.h
   need binutils command_exists readelf

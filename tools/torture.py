@@ -42,9 +42,17 @@ def fuzz(seconds: int) -> list[str]:
         name = source.stem
         corpus = CORPUS / name
         corpus.mkdir(parents=True, exist_ok=True)
+        seeds = ROOT / "native" / "fuzz" / "corpus" / name
         print(f"torture: {name}: {seconds} s", flush=True)
         done = subprocess.run(
-            [str(BUILD / name), f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048", str(corpus)],
+            [
+                str(BUILD / name),
+                f"-max_total_time={seconds}",
+                "-timeout=10",
+                "-rss_limit_mb=2048",
+                str(corpus),
+                str(seeds),
+            ],
             cwd=BUILD,
             env={**os.environ, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
             stdout=subprocess.PIPE,

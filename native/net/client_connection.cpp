@@ -15,9 +15,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a connection with abandoned requests may stand still, and how long it may take to be rid of them.
-constexpr milliseconds kStallTime{400};
-constexpr milliseconds kAbandonedTime{2000};
+// Leases go with a control connection: it is given up less easily.
+constexpr std::uint32_t kControlStallFactor = 3;
+// Moving is not enough: after this many stall times an abandoned request must have ended.
+constexpr std::uint32_t kAbandonedFactor = 5;
 constexpr milliseconds kUsefulAfter{1000};
 constexpr milliseconds kRepairInterval{100};
 // A peer whose machine vanished is given up after this, whatever the deadlines of the operations.
@@ -242,14 +243,16 @@ void Connection::abandon(const std::shared_ptr<Request>& request) {
 
 void Connection::watch_progress() {
   moved_bytes_seen_ = moved_bytes_;
-  progress_timer_ = io_.loop.at(Clock::now() + kStallTime, [this] {
+  const milliseconds stall_time(io_.options.stall_timeout_ms *
+                                (lane_ == Lane::kBulk ? 1 : kControlStallFactor));
+  progress_timer_ = io_.loop.at(Clock::now() + stall_time, [this, stall_time] {
     progress_timer_ = 0;
     const auto now = Clock::now();
     bool any = false;
     bool overdue = false;
     for (const auto& [id, request] : inflight_) {
       any |= request->detached;
-      overdue |= request->detached && now >= request->detached_at + kAbandonedTime;
+      overdue |= request->detached && now >= request->detached_at + stall_time * kAbandonedFactor;
     }
     if (!any) return;
     if (overdue || moved_bytes_ == moved_bytes_seen_) {

@@ -219,22 +219,20 @@ void Connection::close_frame() {
   }
   if (sink_ == Sink::kNone) return;
   ++replies_;
-  if (request->receiver && request->receiver->item_open()) {
-    // The node gave the item up; the table's status for it must be a miss, which take_reply() sees to.
-    request->receiver.reset();
-  }
   const bool late_lease = request->detached && reply_.lease_id != 0;
   const auto reply = std::move(reply_);
+  // A PUT may be refused before all of it is sent: what is left is withdrawn, and its memory let go before
+  // the operation ends. It keeps its id until the end of its stream.
+  const bool sending = request->sender && !request->sender->finished();
+  if (sending) request->sender->withdraw();
   repair_namespace(*request, reply.status, collected_);
   take_reply(io_, *request, frame_.is_error(), reply, collected_);
   if (late_lease) release_late_lease(reply.lease_id);
-  // A PUT that is still being sent keeps its id until the end of its stream.
-  if (request->sender && !request->sender->finished()) {
-    request->sender->withdraw();
+  if (sending) {
     flush();
-    return;
+  } else {
+    finish_request(request->id);
   }
-  finish_request(request->id);
 }
 
 }  // namespace dfkv::client

@@ -45,8 +45,6 @@ class GetReceiver {
 
   // Forgets the caller's memory; the rest is framing only.
   void detach();
-  // The final frame has come: an item left half-way can never be right.
-  [[nodiscard]] bool item_open() const { return open_; }
 
  private:
   [[nodiscard]] bool wanted() const { return op_ != nullptr && verdict_ == Status::kOk; }

@@ -26,6 +26,8 @@ struct Options {
   std::uint32_t connect_timeout_ms = 1000;  // connect and handshake together
   std::uint32_t cooldown_ms = 500;  // the longest pause between two attempts to reach a node that is down
   std::uint32_t view_poll_ms = 10'000;
+  // How long a connection may stand still while it owes the end of a request whose operation is over.
+  std::uint32_t stall_timeout_ms = 400;
   std::uint64_t max_inflight_bytes = 1ULL << 30;
   std::uint32_t max_pending_operations = 4096;
   std::vector<std::byte> last_view;  // encoded; taken when no seed answers

@@ -39,6 +39,7 @@ ViewFollower::ViewFollower(Io& io, Resolver& resolver, OnView on_view, OnRoundFa
 ViewFollower::~ViewFollower() { shut(); }
 
 void ViewFollower::start() {
+  if (shut_) return;
   if (io_.options.seeds.empty()) return on_round_failed_();
   connect();
 }

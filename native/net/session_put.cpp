@@ -131,7 +131,7 @@ void Session::finish_put(std::uint64_t id, PutRequest& put) {
     counters_.count_item(ItemOp::kPut, status);
     if (is_done(status) && (used.empty() || used.back() != put.items[i].block)) used.push_back(put.items[i].block);
   }
-  if (!used.empty()) context_.store.touch(put.ns, used);
+  if (!used.empty()) context_.store.stored(put.ns, used);
   ReplyMeta meta;
   meta.status = put.refused;
   meta.reason = put.reason;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kObjectBytes = 2 * 1024 * 1024 + 100;
 // What a busy machine may add to a deadline before a test calls it late.
-constexpr double kLateMs = 250;
+constexpr double kLateMs = 400;
 
 struct Fixture {
   FakePeer peer;
@@ -26,10 +26,11 @@ struct Fixture {
   std::mt19937_64 random{17};
   ByteVector bytes = random_bytes(kObjectBytes, random);
 
-  explicit Fixture(std::uint32_t connections = 1) {
+  explicit Fixture(std::uint32_t connections = 1, std::uint32_t stall_timeout_ms = 5000) {
     auto options = options_for(peer.port);
     options.connections_per_node = connections;
-    options.connect_timeout_ms = 300;
+    options.connect_timeout_ms = 2000;
+    options.stall_timeout_ms = stall_timeout_ms;
     client = std::make_unique<Client>(options);
     ns = add_test_namespace(*client);
     peer.store(block_of(1), 0, bytes);
@@ -185,6 +186,13 @@ TEST_CASE("frames that cannot be: the connection goes, and nothing is a wrong su
          conn.fragment(frame, 0, false, &meta, Bytes(f.bytes).first(1000));
          conn.object(frame, 1, Bytes(f.bytes).first(1000));
        }},
+      {"the rest of an item under another number",
+       [](Fixture& f, auto& conn, auto& frame) {
+         const auto meta = f.meta_of(f.bytes);
+         conn.fragment(frame, 0, false, &meta, Bytes(f.bytes).first(1 << 20));
+         conn.fragment(frame, 1, false, nullptr, Bytes(f.bytes).subspan(1 << 20, 1 << 20));
+         conn.fragment(frame, 1, true, nullptr, Bytes(f.bytes).subspan(2 << 20));
+       }},
       {"more than the length",
        [](Fixture& f, auto& conn, auto& frame) {
          const auto meta = f.meta_of(Bytes(f.bytes).first(1000));
@@ -319,7 +327,7 @@ TEST_CASE("a node that stops inside a payload costs the deadline, and the memory
 }
 
 TEST_CASE("a connection that a stalled operation leaves half-way does not hold up the next") {
-  Fixture f;
+  Fixture f(1, 200);
   f.check_works();
   f.fail_get_once([&](FakePeer::Conn& conn, const Frame& frame) {
     const auto meta = f.meta_of(f.bytes);
@@ -332,15 +340,15 @@ TEST_CASE("a connection that a stalled operation leaves half-way does not hold u
   REQUIRE(op->wait(5s));
   CHECK(name_of(status_of(*op, 0)) == "deadline");
   const auto start = Clock::now();
-  f.check_works(3s);  // waits for the connection to be given up, and is tried again on a fresh one
-  CHECK(milliseconds_since(start) < 1500);
+  f.check_works(8s);  // waits for the connection to be given up, and is tried again on a fresh one
+  CHECK(milliseconds_since(start) < 200 + 4 * kLateMs);
   CHECK(f.client->counters().stalled_connections.load() == 1);
   CHECK(f.client->counters().retries.load() == 1);
   CHECK(f.client->counters().cooldowns.load() == 0);
 }
 
 TEST_CASE("a node that sends a drop at a time is given up too") {
-  Fixture f;
+  Fixture f(1, 200);
   f.check_works();
   f.fail_get_once([&](FakePeer::Conn& conn, const Frame& frame) {
     const auto meta = f.meta_of(f.bytes);
@@ -358,8 +366,8 @@ TEST_CASE("a node that sends a drop at a time is given up too") {
   const auto op = f.get_both(memory, small, 50ms);
   REQUIRE(op->wait(5s));
   const auto start = Clock::now();
-  f.check_works(5s);
-  CHECK(milliseconds_since(start) < 3500);
+  f.check_works(10s);
+  CHECK(milliseconds_since(start) < 1000 + 5 * kLateMs);
   CHECK(f.client->counters().stalled_connections.load() == 1);
 }
 
@@ -706,7 +714,7 @@ TEST_CASE("random deadlines and cancels under a node that stutters: no wrong byt
   std::deque<Ended> canaries;
   int done = 0;
   int late = 0;
-  for (int round = 0; round < 250; ++round) {
+  for (int round = 0; round < 120; ++round) {
     Ended now;
     now.memory.resize(6);
     Batch batch(Kind::kGet, f.ns);

@@ -275,6 +275,8 @@ TEST_CASE("a node that forgot the namespace is told again") {
     return name_of(status_of(*op));
   };
   CHECK(ask() == "ok");
+  // Every connection has registered it: none does so between here and the next question.
+  REQUIRE(eventually([&] { return client.counters().namespaces_registered.load() == 3; }));
   peer.forget_namespaces();
   CHECK(ask() == "namespace_unknown");
   CHECK(ask() == "ok");

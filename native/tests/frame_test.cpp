@@ -104,9 +104,9 @@ TEST_CASE("golden frames: header, meta and payload read and written again") {
     check_payload(header, payload);
     at += kFrameHeaderBytes + header.meta_bytes + header.payload_bytes;
   }
-  for (const auto& [name, end] : read_up_to) {
-    CAPTURE(name);
-    CHECK(golden::file("frames/" + name + ".bin").size() == end);
+  for (const auto& stream : read_up_to) {
+    CAPTURE(stream.first);
+    CHECK(golden::file("frames/" + stream.first + ".bin").size() == stream.second);
   }
   for (int opcode = 1; opcode <= 18; ++opcode) {
     CAPTURE(opcode);

@@ -99,7 +99,9 @@ TEST_CASE("golden meta: verdict, fields, and the canonical bytes again") {
 }
 
 TEST_CASE("every field survives") {
-  for (const auto& [kind, data] : full_metas()) {
+  for (const auto& meta : full_metas()) {
+    const std::string& kind = meta.first;
+    const golden::Buffer& data = meta.second;
     CAPTURE(kind);
     const golden::MetaReading reading = golden::read_meta(kind, data);
     CHECK(reading.fault == "none");
@@ -110,7 +112,9 @@ TEST_CASE("every field survives") {
 }
 
 TEST_CASE("cut at every byte, with a byte too many, and with every byte changed") {
-  for (const auto& [kind, data] : full_metas()) {
+  for (const auto& meta : full_metas()) {
+    const std::string& kind = meta.first;
+    const golden::Buffer& data = meta.second;
     CAPTURE(kind);
     for (std::size_t size = kind == "request" ? 1 : 0; size < data.size(); ++size) {
       CAPTURE(size);
@@ -185,14 +189,14 @@ TEST_CASE("a descriptor at its limit passes, one byte more does not") {
 
 TEST_CASE("a count beyond the bytes that are there is refused before anything is read") {
   std::uint32_t count = 0;
-  for (const std::string& data : {"dd00000003c0c0", "dc0003c0c0", "93c0c0", "ddffffffff", "ddffffffffc0"}) {
+  for (const char* const data : {"dd00000003c0c0", "dc0003c0c0", "93c0c0", "ddffffffff", "ddffffffffc0"}) {
     CAPTURE(data);
     const golden::Buffer bytes = golden::unhex(data);
     msgpack::Reader reader(bytes);
     CHECK_FALSE(reader.array(~0u, count));
     CHECK(reader.fault() == msgpack::Fault::kTruncated);
   }
-  for (const std::string& data :
+  for (const char* const data :
        {"df00000002c0c0c0", "de0002c0c0c0", "82c0c0c0", "dfffffffff", "dfffffffffc0c0"}) {
     CAPTURE(data);
     const golden::Buffer bytes = golden::unhex(data);

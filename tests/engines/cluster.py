@@ -19,7 +19,9 @@ from .vllm_server import DfkvServe, VllmServer
 
 BLOCK_TOKENS = 128
 ANSWER_TOKENS = 12
-SETTLE_DEADLINE_S = 5.0
+PATIENT = {"lookup_deadline_ms": 3000}
+"""On a busy machine half a second says more about the machine than about a lookup."""
+SETTLE_DEADLINE_S = 15.0
 _SHARING = re.compile(r"sharing KV in namespace ([0-9a-f]{32}) .*chunks of (\d+) tokens, (\d+) parts of (\d+) bytes")
 
 
@@ -80,6 +82,21 @@ class Answer:
         """Prompt tokens restored from dfkv."""
         return int(self.counted("tokens", kind="loaded"))
 
+    def funnel(self) -> str:
+        """What became of the request's tokens and lookups, for messages."""
+        parts = []
+        for family, label in (
+            ("tokens", "kind"),
+            ("lookups", "result"),
+            ("load_objects", "status"),
+            ("save_objects", "status"),
+        ):
+            name = f"vllm:dfkv_{family}_total"
+            before = self.before.by_label(name, label)
+            counted = {key: int(value - before.get(key, 0)) for key, value in self.after.by_label(name, label).items()}
+            parts.append(f"{family} { {key: value for key, value in counted.items() if value} }")
+        return ", ".join(parts)
+
     @property
     def local(self) -> int:
         """Prompt tokens that the engine had itself."""
@@ -125,8 +142,23 @@ def cold(server: VllmServer, tokens: list[int], *, max_tokens: int = ANSWER_TOKE
 def store(cluster: Cluster, tokens: list[int], **options: Any) -> Answer:
     """Computes a prompt on the writer and waits until it is stored."""
     answer = ask(cluster.writer, tokens, **options)
+    if answer.counted("lookups", result="not_found"):
+        wait_saved(cluster.writer, answer, len(tokens))
     cluster.node.wait_quiet(quiet_s=0.3)
     return answer
+
+
+def wait_saved(server: VllmServer, answer: Answer, tokens: int) -> Answer:
+    """Waits until every full chunk of a prompt that nobody had is stored. Returns the answer with what was counted since."""
+    sharing = Sharing.of(server)
+    expected = tokens // sharing.chunk_tokens * sharing.parts
+    until = time.monotonic() + SETTLE_DEADLINE_S
+    while True:
+        later = Answer(answer.completion, answer.before, server.client.metrics())
+        if later.counted("save_objects") >= expected:
+            return later
+        assert time.monotonic() < until, f"{server.name} did not store {expected} objects: {later.funnel()}"
+        time.sleep(0.05)
 
 
 def chunk_ids(sharing: Sharing, tokens: list[int]) -> list[bytes]:

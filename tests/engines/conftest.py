@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.cluster import Answer, Cluster, ask, prompt
+from tests.engines.cluster import PATIENT, Answer, Cluster, ask, prompt
 from tests.engines.setup_engine import EngineEnv, ensure_engine
 from tests.engines.tiny_model import TINY, ensure_model
 from tests.engines.vllm_server import DfkvServe, VllmOptions, VllmServer, connector_config
@@ -44,7 +44,7 @@ def cluster(engine_env: EngineEnv, logs: Path, served_model: Path) -> Iterator[C
         engine_env,
         VllmOptions(
             served_model,
-            connector=connector_config(node.port, policy=None),
+            connector=connector_config(node.port, policy=None, extra=PATIENT),
             hash_seed="12345",
             args=(*LORA, "--prefix-caching-hash-algo", "sha256_cbor"),
             env=LORA_ENV,
@@ -54,7 +54,9 @@ def cluster(engine_env: EngineEnv, logs: Path, served_model: Path) -> Iterator[C
     )
     writer = VllmServer(
         engine_env,
-        VllmOptions(served_model, connector=connector_config(node.port), hash_seed="1", args=LORA, env=LORA_ENV),
+        VllmOptions(
+            served_model, connector=connector_config(node.port, extra=PATIENT), hash_seed="1", args=LORA, env=LORA_ENV
+        ),
         logs / "writer.log",
         name="writer",
     )

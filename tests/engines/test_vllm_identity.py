@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.answers import agrees_with_cold
-from tests.engines.cluster import Cluster, Sharing, ask, cold, load_adapter, prompt, store
+from tests.engines.cluster import PATIENT, Cluster, Sharing, ask, cold, load_adapter, prompt, store, wait_saved
 from tests.engines.tiny_model import TINY, LoraSpec, change_weights, ensure_lora
 from tests.engines.vllm_server import VllmOptions, VllmServer, connector_config
 
@@ -22,7 +22,7 @@ def test_a_different_token_ends_what_is_shared(running: Cluster, position: int) 
     asked[position] = (asked[position] + 1) % 256
     store(running, stored)
     answer = ask(running.reader, asked)
-    assert answer.loaded == answer.completion.cached_tokens == position // 512 * 512
+    assert answer.loaded == answer.completion.cached_tokens == position // 512 * 512, answer.funnel()
     agrees = agrees_with_cold(cold(running.reader, asked), answer.completion)
     assert agrees.same, agrees.detail
 
@@ -107,7 +107,7 @@ def test_other_weights_under_the_same_name_and_path(running: Cluster, logs: Path
     expected = running.sharing.restorable(len(asked))
     store(running, asked)
     change_weights(running.engine.python, running.model, seed=7)
-    options = VllmOptions(running.model, connector=connector_config(running.node.port))
+    options = VllmOptions(running.model, connector=connector_config(running.node.port, extra=PATIENT))
     with VllmServer(running.engine, options, logs / "other-weights.log", name="other weights") as changed:
         assert Sharing.of(changed).namespace != running.sharing.namespace
         answer = ask(changed, asked)
@@ -115,7 +115,7 @@ def test_other_weights_under_the_same_name_and_path(running: Cluster, logs: Path
         assert agrees_with_cold(cold(changed, asked), answer.completion).same
         running.node.wait_quiet()
         fresh = prompt("from other weights", 1100)
-        ask(changed, fresh)
+        wait_saved(changed, ask(changed, fresh), len(fresh))
         running.node.wait_quiet()
     assert ask(running.reader, fresh).loaded == 0
     assert ask(running.reader, asked).loaded == expected

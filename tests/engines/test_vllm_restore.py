@@ -19,6 +19,7 @@ from tests.engines.cluster import (
     prompt,
     settled,
     store,
+    wait_saved,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 def check_restored(cluster: Cluster, tokens: list[int], answer: Answer, expected_tokens: int) -> None:
     """The answer restored `expected_tokens`, equals a local hit that computes the same tokens, and agrees with a cold run."""
-    assert answer.loaded == expected_tokens
+    assert answer.loaded == expected_tokens, answer.funnel()
     assert answer.counted("tokens", kind="failed") == 0
     again = ask(cluster.reader, tokens)
     assert again.loaded == 0
@@ -48,7 +49,7 @@ def test_engines_with_different_hash_seeds_restore_every_full_chunk(running: Clu
     stored = store(running, asked)
     assert stored.completion.cached_tokens == 0
     answer = ask(running.reader, asked)
-    assert answer.completion.cached_tokens == expected
+    assert answer.completion.cached_tokens == expected, answer.funnel()
     check_restored(running, asked, answer, expected)
 
 
@@ -62,10 +63,10 @@ def test_a_shared_prefix_with_another_question(running: Cluster) -> None:
 
 def test_sharing_goes_both_ways(running: Cluster) -> None:
     asked = prompt("from the reader to the writer", 1100)
-    ask(running.reader, asked)
+    wait_saved(running.reader, ask(running.reader, asked), len(asked))
     running.node.wait_quiet(quiet_s=0.3)
     answer = ask(running.writer, asked)
-    assert answer.loaded == running.sharing.restorable(len(asked))
+    assert answer.loaded == running.sharing.restorable(len(asked)), answer.funnel()
     assert agrees_with_cold(cold(running.writer, asked), answer.completion).same
 
 
@@ -181,7 +182,7 @@ def test_metrics_add_up(running: Cluster) -> None:
     ]
     store(running, document + prompt("metrics stored", 60))
     first = running.reader.client.metrics()
-    sent_before = running.node.metrics().total("dfkv_node_payload_bytes_out")
+    sent_before = running.node.metrics().total("dfkv_node_payload_bytes_out_total")
     answers = [ask(running.reader, tokens) for _, _, tokens in requests[:4]]
     running.reader.client.reset_prefix_cache()
     answers.append(ask(running.reader, requests[4][2]))
@@ -202,5 +203,5 @@ def test_metrics_add_up(running: Cluster) -> None:
     assert whole.counted("load_objects", status="ok") == whole.counted("load_objects") == 4 * sharing.parts
     assert whole.counted("load_seconds") > 0
     assert whole.counted("faults") == 0
-    assert running.node.metrics().total("dfkv_node_payload_bytes_out") - sent_before == 4 * chunk_bytes
+    assert running.node.metrics().total("dfkv_node_payload_bytes_out_total") - sent_before == 4 * chunk_bytes
     assert running.node.metrics().total("dfkv_node_pins") == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.answers import agrees_with_cold, identical
-from tests.engines.cluster import Cluster, Sharing, ask, cold, prompt, store
+from tests.engines.cluster import PATIENT, Cluster, Sharing, ask, cold, prompt, store, wait_saved
 from tests.engines.tiny_model import TINY, ensure_model
 from tests.engines.vllm_server import VllmOptions, VllmServer, connector_config
 
@@ -19,7 +19,7 @@ def pair(cluster: Cluster, logs: Path) -> Iterator[VllmServer]:
     options = VllmOptions(
         ensure_model(cluster.engine.python, TINY),
         served_name="another-name",
-        connector=connector_config(cluster.node.port),
+        connector=connector_config(cluster.node.port, extra=PATIENT),
         tensor_parallel=2,
         hash_seed="77",
     )
@@ -29,7 +29,7 @@ def pair(cluster: Cluster, logs: Path) -> Iterator[VllmServer]:
 
 def check(server: VllmServer, tokens: list[int], expected: int) -> None:
     answer = ask(server, tokens)
-    assert answer.loaded == answer.completion.cached_tokens == expected
+    assert answer.loaded == answer.completion.cached_tokens == expected, answer.funnel()
     again = ask(server, tokens)
     assert again.loaded == 0
     same = identical(again.completion, answer.completion)
@@ -43,7 +43,7 @@ def test_two_ranks_restore_what_two_ranks_stored(running: Cluster, pair: VllmSer
     stored = ask(pair, asked)
     assert stored.completion.cached_tokens == 0
     sharing = Sharing.of(pair)
-    assert stored.counted("save_objects", status="ok") == 4 * sharing.parts
+    assert wait_saved(pair, stored, len(asked)).counted("save_objects", status="ok") == 4 * sharing.parts
     running.node.wait_quiet()
     pair.client.reset_prefix_cache()
     check(pair, asked, sharing.restorable(len(asked)))
@@ -52,7 +52,7 @@ def test_two_ranks_restore_what_two_ranks_stored(running: Cluster, pair: VllmSer
 def test_one_rank_restores_what_two_ranks_stored(running: Cluster, pair: VllmServer) -> None:
     assert Sharing.of(pair) == running.sharing
     asked = prompt("two ranks to one rank", 2108)
-    ask(pair, asked)
+    wait_saved(pair, ask(pair, asked), len(asked))
     running.node.wait_quiet()
     check(running.reader, asked, running.sharing.restorable(len(asked)))
 
