@@ -2,26 +2,33 @@
 
 import argparse
 import contextlib
+import json
+import math
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from tests.engines.http_client import HttpError
 from tests.engines.process import ServerError
-from tests.engines.setup_engine import EngineSetupError, ensure_engine
+from tests.engines.setup_engine import EngineEnv, EngineSetupError, ensure_engine
 from tests.engines.tiny_model import SMALL, ensure_model
 from tests.engines.vllm_server import ROOT, SITE
 
+from .document import QUESTIONS
 from .measure import Measurement, Setup
 from .report import make_console, print_table, to_json, write_json, write_picture
 from .verdict import judge
 
 LOGS = ROOT / "build" / "demo"
-WANTED_MEMORY_BYTES = 12 << 30
+GIB = 1 << 30
+ENGINES = 3
+ENGINE_BYTES = 2 * GIB  # without weights and KV
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -38,8 +45,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--json", type=Path, default=Path("demo.json"), help="where the result goes (default demo.json)"
     )
     parser.add_argument("--picture", type=Path, help="also draw the medians into this SVG file")
-    parser.add_argument("--kv-space-gib", type=int, default=1, help="KV cache of each engine (default 1)")
-    parser.add_argument("--ram", default="4GiB", help="memory of the cache node (default 4GiB)")
+    parser.add_argument("--kv-space-gib", type=int, help="KV cache of each engine (default: for two prompts)")
+    parser.add_argument("--ram", help="memory of the cache node (default: for every prompt, twice)")
     parser.add_argument(
         "--budget-s",
         type=float,
@@ -77,19 +84,9 @@ def main(arguments: list[str]) -> int:
         if model is None:
             with doing("making the model"):
                 model = ensure_model(engine.python, SMALL)
-        say(f"vLLM in {engine.path}")
-        say(f"model {model}")
-        _warn_of_memory(console)
-        setup = Setup(
-            engine,
-            model,
-            LOGS,
-            tokens=options.tokens,
-            repeats=options.repeats,
-            kv_space_gib=options.kv_space_gib,
-            ram=options.ram,
-            budget_s=options.budget_s,
-        )
+        setup = plan(options, engine, model)
+        _introduce(say, setup)
+        _warn_of_memory(console, setup)
         results = Measurement(setup, say, doing).run()
     except (EngineSetupError, ServerError, HttpError, OSError, ValueError) as error:
         console.print(f"[red]error:[/] {type(error).__name__}: ", end="")
@@ -113,13 +110,45 @@ def main(arguments: list[str]) -> int:
     return 1 if verdict.faults else 0
 
 
-def _warn_of_memory(console: Console) -> None:
+def plan(options: argparse.Namespace, engine: EngineEnv, model: Path) -> Setup:
+    """Sizes for what the model's KV needs."""
+    prompt_bytes = options.tokens * kv_bytes_per_token(json.loads((model / "config.json").read_text()))
+    return Setup(
+        engine,
+        model,
+        LOGS,
+        tokens=options.tokens,
+        repeats=options.repeats,
+        kv_space_gib=options.kv_space_gib or max(1, math.ceil(2.2 * prompt_bytes / GIB)),
+        ram=options.ram or f"{max(2, math.ceil(2 * options.repeats * prompt_bytes / GIB))}GiB",
+        budget_s=options.budget_s,
+    )
+
+
+def kv_bytes_per_token(config: dict[str, Any]) -> int:
+    """Of a transformer with attention in every layer, in bfloat16; other models need less."""
+    heads = config["num_attention_heads"]
+    head_bytes = 2 * int(config.get("head_dim") or config["hidden_size"] // heads)
+    return 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * head_bytes
+
+
+def _introduce(say: Callable[[str], None], setup: Setup) -> None:
+    say(f"vLLM in {setup.engine.path}")
+    say(f"model {setup.model}")
+    say(f"prompts: {setup.tokens:,} tokens of licences and documentation, with one of two questions at the end:")
+    for question in QUESTIONS:
+        say(f"  {question.strip().splitlines()[0]!r}")
+
+
+def _warn_of_memory(console: Console, setup: Setup) -> None:
+    weights = sum(path.stat().st_size for path in setup.model.glob("*.safetensors"))
+    wanted = ENGINES * (ENGINE_BYTES + weights + setup.kv_space_gib * GIB)
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) << 10
-            if available < WANTED_MEMORY_BYTES:
+            if available < wanted:
                 console.print(
-                    f"[yellow]{available >> 20} MiB of memory are free; three engines want {WANTED_MEMORY_BYTES >> 20}[/]"
+                    f"[yellow]warning:[/] {available / GIB:.1f} GiB of memory are free, three engines may want {wanted / GIB:.1f}"
                 )
 
 

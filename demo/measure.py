@@ -4,9 +4,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from tests.engines.http_client import Completion, Metrics
+from tests.engines.process import ServerError
 from tests.engines.setup_engine import EngineEnv
 from tests.engines.vllm_server import DfkvServe, VllmOptions, VllmServer, connector_config
 
@@ -165,7 +167,7 @@ class Measurement:
         with self._doing("warming up"):
             for index, engine in enumerate(engines):
                 for _ in range(2):
-                    engine.client.complete(prompts.warm_up(index), max_tokens=ANSWER_TOKENS)
+                    self._complete(engine, prompts.warm_up(index))
             for engine in engines:
                 self._results.idle_cpus[engine.name] = engine.busy_cpus()
         busiest = max(self._results.idle_cpus.values())
@@ -194,7 +196,7 @@ class Measurement:
             engine.stop()
             engine.start()
             engine.wait_ready()
-            engine.client.complete(prompts.warm_up(len(self._results.starts_s)), max_tokens=ANSWER_TOKENS)
+            self._complete(engine, prompts.warm_up(len(self._results.starts_s)))
         self._say("engine C is a fresh process again")
         for repeat in range(self._setup.repeats):
             self._ask(RESTARTED, repeat, engine, prompts.prompt(repeat, READER_QUESTION))
@@ -202,11 +204,19 @@ class Measurement:
     def _ask(self, run: str, repeat: int, engine: VllmServer, prompt: list[int]) -> None:
         before = Traffic.of(engine.client.metrics())
         with self._doing(f"{repeat + 1}/{self._setup.repeats}  {run}"):
-            answer = engine.client.complete(prompt, max_tokens=ANSWER_TOKENS)
+            answer = self._complete(engine, prompt)
             traffic = self._settled(run, engine, before)
         self._results.samples.append(Sample(run, repeat, answer, traffic))
         moved = f", {traffic.restored_tokens} tokens restored" if traffic.restored_tokens else ""
         self._say(f"  {repeat + 1}/{self._setup.repeats}  {run:<28} first token after {answer.ttft_s:6.2f} s{moved}")
+
+    def _complete(self, engine: VllmServer, prompt: list[int]) -> Completion:
+        try:
+            return engine.client.complete(prompt, max_tokens=ANSWER_TOKENS)
+        except (OSError, HTTPException) as error:
+            raise ServerError(
+                f"{engine.name} did not answer: {type(error).__name__} {error}\n{engine.tail()}"
+            ) from error
 
     def _settled(self, run: str, engine: VllmServer, before: Traffic) -> Traffic:
         """The traffic of the request that has just ended, once all of it is stored and the engine has published it."""

@@ -48,6 +48,7 @@ def print_table(console: Console, verdict: Verdict, results: Results) -> None:
         mark = "[green]met[/]" if bar.met else "[red]missed[/]"
         console.print(f"  {mark}  {bar.what}: {bar.measured:.3f} {bar.unit}, at most {bar.limit:.3f} {bar.unit}")
     console.print()
+    _print_answers(console, results)
     if verdict.faults:
         console.print("[bold red]The answers are not proven right:[/]")
         for fault in verdict.faults:
@@ -57,6 +58,15 @@ def print_table(console: Console, verdict: Verdict, results: Results) -> None:
             f"[bold green]The restored answers are right[/]: {verdict.identical_positions} tokens equal those after a local "
             f"prefix hit, and all {verdict.clear_positions} tokens that a cold run decides clearly equal its own."
         )
+
+
+def _print_answers(console: Console, results: Results) -> None:
+    """The first repetition's answers to the same prompt, as token ids: what is compared."""
+    console.print("  The answers to the same prompt, as token ids (first repetition):")
+    for run in (COLD, RESTORED, RESTARTED, LOCAL):
+        if sample := results.at(run, 0):
+            console.print(f"    {run:<28} {' '.join(str(token) for token in sample.answer.token_ids)}")
+    console.print()
 
 
 def to_json(verdict: Verdict, results: Results, about: dict[str, Any]) -> dict[str, Any]:

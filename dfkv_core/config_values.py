@@ -45,9 +45,13 @@ def format_size(size_bytes: int) -> str:
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{int(value)} B" if unit == "B" else f"{value:.3g} {unit}"
+            return f"{int(value)} B" if unit == "B" else f"{_digits(value)} {unit}"
         value /= 1024
-    return f"{value:.3g} TiB"
+    return f"{_digits(value)} TiB"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def exact_size(size_bytes: int) -> str:

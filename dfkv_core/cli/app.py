@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dfkv_core import __version__
-from dfkv_core.cli import config_command, doctor, inspect, maintain, serve
+from dfkv_core.cli import config_command, doctor, inspect, maintain, plan, serve
 from dfkv_core.cli.output import CommandError, JsonOption, print_json
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("ls")(inspect.ls)
 app.command("ping")(inspect.ping)
 app.command("rm")(maintain.rm)
 app.command("erase")(maintain.erase)
+app.command("plan")(plan.plan)
 app.command("config")(config_command.config)
 app.command("doctor")(doctor.doctor)
 

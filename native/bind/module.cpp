@@ -1,4 +1,5 @@
-// The Python module dfkv_core._native. Each part binds itself; see dfkv_core/_native.pyi for the typed surface.
+// The Python module dfkv_core._native. Each part binds itself; see dfkv_core/_native.pyi for the typed
+// surface.
 #include <nanobind/nanobind.h>
 
 #include "bind/parts.h"
@@ -10,4 +11,5 @@ NB_MODULE(_native, m) {
   dfkv::bind_formats(m);
   dfkv::bind_node(m);
   dfkv::bind_client(m);
+  dfkv::bind_plan(m);
 }

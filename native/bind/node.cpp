@@ -104,7 +104,8 @@ nb::list namespaces(const Node& self) {
 void bind_node(nb::module_& m) {
   const server::ServerOptions server;
   const CatalogOptions catalog;
-  nb::class_<Node>(m, "Node", "A cache node: RAM store and TCP server on its own native threads.", nb::is_final())
+  nb::class_<Node>(m, "Node", "A cache node: RAM store and TCP server on its own native threads.",
+                   nb::is_final())
       .def("__init__", &create, nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("ram_bytes"),
            nb::arg("node_id"), nb::arg("secret") = nb::none(), nb::arg("threads") = server.threads,
            nb::arg("max_connections") = server.max_connections,
@@ -118,7 +119,9 @@ void bind_node(nb::module_& m) {
       .def_prop_ro("boot_id", [](const Node& self) { return to_python(self.boot_id()); })
       .def("start", &Node::start, nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &stop, nb::arg("timeout_ms"))
-      .def("set_view", [](Node& self, const nb::bytes& view) { self.publish_view(view_of(view)); }, nb::arg("view"))
+      .def(
+          "set_view", [](Node& self, const nb::bytes& view) { self.publish_view(view_of(view)); },
+          nb::arg("view"))
       .def("stats", &stats)
       .def("namespaces", &namespaces);
 }

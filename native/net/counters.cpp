@@ -33,8 +33,9 @@ constexpr std::array kStatuses{
 static_assert(kStatuses.size() < kStatusSlots);
 
 constexpr std::array<const char*, ServerCounters::kOpcodes> kOpcodeNames{
-    nullptr, "hello", "auth",  "ping",  "put_ns",  "exists", "get",         "put",      "remove",    "erase",
-    "list",  "stat",  "sync",  "lease", "release", "cancel", "open_region", "prefetch", "subscribe", "unknown"};
+    nullptr,   "hello",  "auth",        "ping",     "put_ns",    "exists", "get",
+    "put",     "remove", "erase",       "list",     "stat",      "sync",   "lease",
+    "release", "cancel", "open_region", "prefetch", "subscribe", "unknown"};
 
 constexpr std::array<const char*, kItemOps> kItemOpNames{"exists", "get", "put", "remove"};
 
@@ -57,8 +58,9 @@ std::size_t ServerCounters::status_slot(Status status) {
 }
 
 void append_counters(const Sets& sets, Counters& out) {
-  const auto plain = [&](const char* name, Counter ServerCounters::* member) {
-    out.emplace_back(name, sum(sets, [member](const ServerCounters& set) -> const Counter& { return set.*member; }));
+  const auto plain = [&](const char* name, Counter ServerCounters::*member) {
+    out.emplace_back(
+        name, sum(sets, [member](const ServerCounters& set) -> const Counter& { return set.*member; }));
   };
   for (std::size_t i = 1; i < kOpcodeNames.size(); ++i) {
     out.emplace_back(std::string("requests_") + kOpcodeNames[i],
@@ -66,15 +68,18 @@ void append_counters(const Sets& sets, Counters& out) {
   }
   for (std::size_t op = 0; op < kItemOps; ++op) {
     const auto of = [&](std::size_t slot) {
-      return sum(sets, [op, slot](const ServerCounters& set) -> const Counter& { return set.items[op][slot]; });
+      return sum(sets,
+                 [op, slot](const ServerCounters& set) -> const Counter& { return set.items[op][slot]; });
     };
     const std::string prefix = std::string("items_") + kItemOpNames[op] + "_";
-    for (std::size_t i = 0; i < kStatuses.size(); ++i) out.emplace_back(prefix + std::string(status_name(kStatuses[i])), of(i));
+    for (std::size_t i = 0; i < kStatuses.size(); ++i)
+      out.emplace_back(prefix + std::string(status_name(kStatuses[i])), of(i));
     out.emplace_back(prefix + "other", of(kStatusSlots - 1));
   }
   for (std::size_t i = 1; i <= static_cast<std::size_t>(FrameFault::kPayloadLimit); ++i) {
-    out.emplace_back(std::string("frame_faults_") + frame_fault_name(static_cast<FrameFault>(i)),
-                     sum(sets, [i](const ServerCounters& set) -> const Counter& { return set.frame_faults[i]; }));
+    out.emplace_back(
+        std::string("frame_faults_") + frame_fault_name(static_cast<FrameFault>(i)),
+        sum(sets, [i](const ServerCounters& set) -> const Counter& { return set.frame_faults[i]; }));
   }
   plain("meta_faults", &ServerCounters::meta_faults);
   plain("protocol_faults", &ServerCounters::protocol_faults);

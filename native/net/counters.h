@@ -1,5 +1,5 @@
-// What the server counts. One set per reactor, written by its thread alone and read by any: no shared cache lines on the
-// hot path. The names that stats() gives them are in counters.cpp.
+// What the server counts. One set per reactor, written by its thread alone and read by any: no shared cache
+// lines on the hot path. The names that stats() gives them are in counters.cpp.
 #pragma once
 
 #include <array>
@@ -36,20 +36,22 @@ struct ServerCounters {
   std::array<Counter, kOpcodes> requests;
   std::array<std::array<Counter, kStatusSlots>, kItemOps> items;
   std::array<Counter, 8> frame_faults;  // by FrameFault
-  Counter meta_faults;         // meta that could not be read: the request is refused
-  Counter protocol_faults;     // frames that make no sense here: the connection closes
+  Counter meta_faults;                  // meta that could not be read: the request is refused
+  Counter protocol_faults;              // frames that make no sense here: the connection closes
   Counter bytes_in, bytes_out;
   Counter payload_bytes_in, payload_bytes_out;
-  Counter payload_copied_bytes;  // payload copied in user space; 0 on bulk connections
-  Counter payload_drained_bytes; // payload received and thrown away
+  Counter payload_copied_bytes;   // payload copied in user space; 0 on bulk connections
+  Counter payload_drained_bytes;  // payload received and thrown away
   Counter connections_total, connections_refused;
   Counter handshake_failures, auth_failures, handshake_timeouts, stalls;
-  Counter requests_busy;         // refused: too many in flight
-  Counter queue_us, queue_waits; // time between the arrival of a GET and its first item
-  Counter cancelled;             // requests ended by CANCEL
+  Counter requests_busy;          // refused: too many in flight
+  Counter queue_us, queue_waits;  // time between the arrival of a GET and its first item
+  Counter cancelled;              // requests ended by CANCEL
 
   void count_request(std::uint8_t opcode) { requests[opcode < kOpcodes - 1 ? opcode : kOpcodes - 1].add(); }
-  void count_item(ItemOp op, Status status) { items[static_cast<std::size_t>(op)][status_slot(status)].add(); }
+  void count_item(ItemOp op, Status status) {
+    items[static_cast<std::size_t>(op)][status_slot(status)].add();
+  }
   void count_fault(FrameFault fault) { frame_faults[static_cast<std::size_t>(fault)].add(); }
 
   [[nodiscard]] static std::size_t status_slot(Status status);

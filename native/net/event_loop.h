@@ -1,4 +1,5 @@
-// One thread's epoll loop with timers and cross-thread tasks. Server reactors and the client's I/O thread are built on it.
+// One thread's epoll loop with timers and cross-thread tasks. Server reactors and the client's I/O thread are
+// built on it.
 #pragma once
 
 #include <atomic>
@@ -30,13 +31,15 @@ class EventLoop {
 
   void run();   // until stop(); the calling thread becomes the loop's thread
   void stop();  // any thread
-  // Any thread; tasks run in order on the loop's thread. Tasks posted after the loop has ended are destroyed unrun.
+  // Any thread; tasks run in order on the loop's thread. Tasks posted after the loop has ended are destroyed
+  // unrun.
   void post(Task task);
 
   // The rest: loop thread only (or before run()).
   void add(int fd, std::uint32_t events, Handler handler);
   void modify(int fd, std::uint32_t events);
-  void remove(int fd);  // safe inside a handler, also for other descriptors: no event reaches a removed handler
+  void remove(
+      int fd);  // safe inside a handler, also for other descriptors: no event reaches a removed handler
   TimerId at(Clock::time_point when, Task task);
   void cancel(TimerId id);
   [[nodiscard]] bool on_loop_thread() const;

@@ -8,7 +8,8 @@
 namespace dfkv::server {
 
 namespace {
-constexpr std::size_t kKeptMetaBytes = 4096;  // a larger buffer is given back after use: most connections are idle
+constexpr std::size_t kKeptMetaBytes =
+    4096;  // a larger buffer is given back after use: most connections are idle
 }  // namespace
 
 void FrameReceiver::set_read_ahead(std::size_t bytes) {

@@ -1,5 +1,5 @@
-// Reads frames from a socket and hands them on piece by piece: header, meta, payload. Payload is received straight into the
-// memory that the sink names.
+// Reads frames from a socket and hands them on piece by piece: header, meta, payload. Payload is received
+// straight into the memory that the sink names.
 #pragma once
 
 #include <array>

@@ -13,9 +13,9 @@ namespace {
 
 // Grows with every start of the same node, so that a restarted one can be told from what it was.
 server::ServerOptions identified(server::ServerOptions options) {
-  options.incarnation = static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count());
+  options.incarnation = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                                       std::chrono::system_clock::now().time_since_epoch())
+                                                       .count());
   if (::getrandom(options.boot_id.data(), options.boot_id.size(), 0) !=
       static_cast<ssize_t>(options.boot_id.size())) {
     throw std::system_error(errno, std::generic_category(), "no random bytes for the boot id");

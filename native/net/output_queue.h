@@ -1,5 +1,5 @@
-// What a connection has to send, in order: small frames that it owns, and payload that stays in pinned slots until the
-// kernel has taken it.
+// What a connection has to send, in order: small frames that it owns, and payload that stays in pinned slots
+// until the kernel has taken it.
 #pragma once
 
 #include <sys/uio.h>
@@ -43,8 +43,10 @@ class OutputQueue {
 
   [[nodiscard]] bool empty() const { return segments_.empty(); }
   [[nodiscard]] std::size_t frames() const { return segments_.size(); }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }              // not sent yet
-  [[nodiscard]] std::size_t owned_bytes() const { return owned_bytes_; }  // of frames that hold memory of their own
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }  // not sent yet
+  [[nodiscard]] std::size_t owned_bytes() const {
+    return owned_bytes_;
+  }  // of frames that hold memory of their own
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
   [[nodiscard]] std::uint64_t payload_bytes_sent() const { return payload_bytes_sent_; }
 
@@ -60,7 +62,9 @@ class OutputQueue {
     std::uint64_t request = 0;
     std::uint32_t item = 0;
 
-    [[nodiscard]] Bytes head() const { return owned.empty() ? Bytes(inline_head).first(inline_bytes) : Bytes(owned); }
+    [[nodiscard]] Bytes head() const {
+      return owned.empty() ? Bytes(inline_head).first(inline_bytes) : Bytes(owned);
+    }
     [[nodiscard]] std::size_t size() const { return head().size() + payload.size(); }
   };
 

@@ -20,15 +20,12 @@ std::chrono::milliseconds sweep_interval(const ServerOptions& options) {
 
 }  // namespace
 
-Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& views, std::function<Counters()> stats,
-                 std::function<void()> closed)
+Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& views,
+                 std::function<Counters()> stats, std::function<void()> closed)
     : sweep_every_(sweep_interval(options)),
       scratch_(kPieceBytes),
       closed_(std::move(closed)),
-      context_{loop_,    store,
-               options,  views,
-               counters_, scratch_,
-               std::move(stats), [this](std::uint64_t id) {
+      context_{loop_, store, options, views, counters_, scratch_, std::move(stats), [this](std::uint64_t id) {
                  sessions_.erase(id);
                  closed_();
                }} {}

@@ -25,10 +25,14 @@ ServerOptions checked(ServerOptions options) {
   expect(options.threads >= 1 && options.threads <= kMaxThreads,
          "threads is " + std::to_string(options.threads) + "; choose 1 to " + std::to_string(kMaxThreads));
   expect(options.max_connections >= 1, "max_connections is 0; choose at least 1");
-  expect(options.handshake_timeout_ms >= 1 && options.stall_timeout_ms >= 1, "a timeout of 0 ms ends every connection");
-  expect(!options.secret || !options.secret->empty(), "the secret is empty; give it some bytes, or none at all");
-  expect(options.limits.max_meta_bytes >= kMinMetaBytes && options.limits.max_fragment_bytes >= kMinFragmentBytes,
-         "the frame limits are below " + std::to_string(kMinMetaBytes) + " and " + std::to_string(kMinFragmentBytes));
+  expect(options.handshake_timeout_ms >= 1 && options.stall_timeout_ms >= 1,
+         "a timeout of 0 ms ends every connection");
+  expect(!options.secret || !options.secret->empty(),
+         "the secret is empty; give it some bytes, or none at all");
+  expect(options.limits.max_meta_bytes >= kMinMetaBytes &&
+             options.limits.max_fragment_bytes >= kMinFragmentBytes,
+         "the frame limits are below " + std::to_string(kMinMetaBytes) + " and " +
+             std::to_string(kMinFragmentBytes));
   return options;
 }
 
@@ -39,8 +43,9 @@ Server::Server(Store& store, ServerOptions options)
       options_(checked(std::move(options))),
       listener_(listen_tcp(options_.host, options_.port, !options_.secret && !options_.insecure)) {
   for (std::uint32_t i = 0; i < options_.threads; ++i) {
-    reactors_.push_back(std::make_unique<Reactor>(store_, options_, views_, [this] { return stats(); },
-                                                  [this] { open_.fetch_sub(1, std::memory_order_relaxed); }));
+    reactors_.push_back(std::make_unique<Reactor>(
+        store_, options_, views_, [this] { return stats(); },
+        [this] { open_.fetch_sub(1, std::memory_order_relaxed); }));
   }
 }
 

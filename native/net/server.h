@@ -17,9 +17,9 @@ namespace dfkv::server {
 
 class Server {
  public:
-  // Binds and listens, so that the port is known; nothing is accepted before start(). The store must outlive the server. Throws
-  // std::invalid_argument for options out of range and for an address that others reach without a secret,
-  // std::system_error when the address cannot be had.
+  // Binds and listens, so that the port is known; nothing is accepted before start(). The store must outlive
+  // the server. Throws std::invalid_argument for options out of range and for an address that others reach
+  // without a secret, std::system_error when the address cannot be had.
   Server(Store& store, ServerOptions options);
   ~Server();  // waits for the end of its threads
   Server(const Server&) = delete;
@@ -27,8 +27,8 @@ class Server {
 
   // Once. Throws std::logic_error when it ran before.
   void start();
-  // Stops listening, closes every connection, joins the threads. False: not all of them ended by the deadline; call again.
-  // Idempotent, any thread.
+  // Stops listening, closes every connection, joins the threads. False: not all of them ended by the
+  // deadline; call again. Idempotent, any thread.
   [[nodiscard]] bool stop(Clock::time_point deadline);
 
   // Any thread. Throws std::invalid_argument when the bytes are no view.
@@ -50,8 +50,8 @@ class Server {
   Listener listener_;
   ViewBoard views_;
   std::atomic<std::uint32_t> open_{0};
-  std::uint64_t next_id_ = 1;      // reactor 0's thread only
-  std::size_t next_reactor_ = 0;   // reactor 0's thread only
+  std::uint64_t next_id_ = 1;     // reactor 0's thread only
+  std::size_t next_reactor_ = 0;  // reactor 0's thread only
   std::vector<std::unique_ptr<Reactor>> reactors_;
   std::mutex mutex_;  // start and stop
   Stage stage_ = Stage::kNew;

@@ -38,13 +38,13 @@ inline constexpr std::uint32_t kMaxSubscribeWait_ms = 60'000;
 inline constexpr std::uint32_t kRetryAfter_ms = 20;
 
 // How much is moved at a time.
-inline constexpr std::size_t kPieceBytes = 256 * 1024;        // received, then hashed while in cache
-inline constexpr std::size_t kReceiveBudgetBytes = 4 << 20;   // before other connections get their turn
+inline constexpr std::size_t kPieceBytes = 256 * 1024;       // received, then hashed while in cache
+inline constexpr std::size_t kReceiveBudgetBytes = 4 << 20;  // before other connections get their turn
 inline constexpr std::size_t kSendBudgetBytes = 4 << 20;
-inline constexpr std::size_t kSendWindowBytes = 1 << 20;      // queued payload below which more is pinned
+inline constexpr std::size_t kSendWindowBytes = 1 << 20;  // queued payload below which more is pinned
 inline constexpr std::size_t kSendWindowFrames = 64;
-inline constexpr std::size_t kPauseReadingBytes = 1 << 20;    // replies that the peer does not take
-inline constexpr std::size_t kReadAheadBytes = 16 * 1024;     // on control connections
+inline constexpr std::size_t kPauseReadingBytes = 1 << 20;  // replies that the peer does not take
+inline constexpr std::size_t kReadAheadBytes = 16 * 1024;   // on control connections
 inline constexpr std::size_t kStepsPerPump = 1024;
 
 }  // namespace dfkv::server

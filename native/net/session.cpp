@@ -30,13 +30,15 @@ Session::~Session() = default;
 
 void Session::start() {
   interest_ = EPOLLIN;
-  context_.loop.add(fd_.get(), interest_, [self = shared_from_this()](std::uint32_t events) { self->on_event(events); });
+  context_.loop.add(fd_.get(), interest_,
+                    [self = shared_from_this()](std::uint32_t events) { self->on_event(events); });
 }
 
 void Session::close() {
   if (stage_ == Stage::kClosed) return;
   stage_ = Stage::kClosed;
-  const auto self = shared_from_this();  // the loop's handler and the reactor's list may hold the last references
+  const auto self =
+      shared_from_this();  // the loop's handler and the reactor's list may hold the last references
   context_.loop.remove(fd_.get());
   for (auto& [id, request] : requests_) {
     if (auto* subscription = std::get_if<Subscription>(&request)) context_.loop.cancel(subscription->timer);
@@ -178,7 +180,8 @@ bool Session::protocol_fault() {
   return false;
 }
 
-void Session::reply(std::uint8_t opcode, std::uint64_t request_id, const ReplyMeta& meta, Bytes payload, bool error) {
+void Session::reply(std::uint8_t opcode, std::uint64_t request_id, const ReplyMeta& meta, Bytes payload,
+                    bool error) {
   std::vector<std::byte> frame;
   frame.reserve(kFrameHeaderBytes + 64 + payload.size());
   frame.resize(kFrameHeaderBytes);

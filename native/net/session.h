@@ -1,7 +1,8 @@
 // One connection of the server. Lives on one reactor's thread; nothing here is locked.
 //
-// Split by role: session.cpp (events, output, deadlines), session_handshake.cpp, session_frames.cpp (what a frame is and where its
-// payload goes), session_get.cpp, session_put.cpp, session_ops.cpp (the small operations).
+// Split by role: session.cpp (events, output, deadlines), session_handshake.cpp, session_frames.cpp (what a
+// frame is and where its payload goes), session_get.cpp, session_put.cpp, session_ops.cpp (the small
+// operations).
 #pragma once
 
 #include <array>
@@ -37,7 +38,7 @@ struct SessionContext {
   const ServerOptions& options;
   const ViewBoard& views;
   ServerCounters& counters;
-  MutableBytes scratch;                       // shared by the sessions of the reactor: for payload thrown away
+  MutableBytes scratch;  // shared by the sessions of the reactor: for payload thrown away
   std::function<Counters()> stats;
   std::function<void(std::uint64_t id)> forget;  // the session has closed
 };
@@ -77,7 +78,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     std::shared_ptr<ReadPin> pin;  // of that item, once it is being sent
     std::size_t sent = 0;          // bytes of it that are queued
     bool begun = false;
-    bool waiting = false;          // for the store to read
+    bool waiting = false;  // for the store to read
   };
   struct PutRequest {
     NamespaceId ns;
@@ -88,7 +89,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     Status refused = Status::kOk;  // the whole request: the rest of it is drained
     std::string reason;
     bool cancelled = false;
-    std::size_t next = 0;          // the item being received, or the first that may come
+    std::size_t next = 0;  // the item being received, or the first that may come
     bool item_open = false;
     Status item_status = Status::kOk;
     std::unique_ptr<WriteTicket> ticket;  // while the item's payload is wanted
@@ -118,8 +119,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
 
   // ---- events (session.cpp)
   void on_event(std::uint32_t events);
-  // Runs what a timer or a task has to do, then sends. No exception leaves: out of memory, in all likelihood, and this
-  // connection pays for it while the others go on.
+  // Runs what a timer or a task has to do, then sends. No exception leaves: out of memory, in all likelihood,
+  // and this connection pays for it while the others go on.
   template <typename Work>
   void guarded(Work&& work);
   void on_readable();
@@ -203,7 +204,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   std::deque<std::uint64_t> gets_;  // in the order of sending, background after demand
   std::size_t demand_gets_ = 0;     // how many at the front of gets_ are demand
   std::size_t open_puts_ = 0;
-  std::size_t table_bytes_ = 0;     // of all requests in flight
+  std::size_t table_bytes_ = 0;  // of all requests in flight
   std::uint64_t next_serial_ = 1;
 
   std::uint32_t interest_ = 0;

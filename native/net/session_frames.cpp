@@ -34,11 +34,13 @@ bool Session::on_header(const FrameHeader& header) {
   if (stage_ == Stage::kHello || stage_ == Stage::kAuth) {
     const Opcode expected = stage_ == Stage::kHello ? Opcode::kHello : Opcode::kAuth;
     if (header.opcode != raw(expected)) {
-      return fail_handshake(header, Status::kRefusedUnauthenticated,
-                            stage_ == Stage::kHello ? "begin with HELLO" : "this node has a secret: answer with AUTH");
+      return fail_handshake(
+          header, Status::kRefusedUnauthenticated,
+          stage_ == Stage::kHello ? "begin with HELLO" : "this node has a secret: answer with AUTH");
     }
     if (header.meta_bytes > kMaxHandshakeMetaBytes || header.payload_bytes != 0 || !header.end_of_request()) {
-      return fail_handshake(header, Status::kRefusedBadRequest, "HELLO and AUTH are one small frame without payload");
+      return fail_handshake(header, Status::kRefusedBadRequest,
+                            "HELLO and AUTH are one small frame without payload");
     }
     return true;
   }
@@ -169,7 +171,8 @@ bool Session::dispatch(const FrameHeader& header) {
       return stage_ == Stage::kReady;
   }
   // An operation of another version may take several frames: it is answered at its end.
-  if (header.end_of_request()) refuse(header, Status::kRefusedUnsupported, "this node does not have the operation");
+  if (header.end_of_request())
+    refuse(header, Status::kRefusedUnsupported, "this node does not have the operation");
   return true;
 }
 

@@ -1,5 +1,5 @@
-// GET: payload goes from pinned slots to the socket. A slot is pinned when its item's turn comes and unpinned when the
-// kernel has its last byte, so a connection never pins more than its window.
+// GET: payload goes from pinned slots to the socket. A slot is pinned when its item's turn comes and unpinned
+// when the kernel has its last byte, so a connection never pins more than its window.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -33,7 +33,8 @@ void Session::begin_get(const FrameHeader& header) {
   }
   GetRequest get;
   if (!decode_item_table(table_, get.items)) {
-    return refuse(header, Status::kRefusedBadRequest, "the table of items is malformed, empty or over its limit");
+    return refuse(header, Status::kRefusedBadRequest,
+                  "the table of items is malformed, empty or over its limit");
   }
   get.serial = next_serial_++;
   get.ns = *meta_.ns;
@@ -133,7 +134,8 @@ void Session::found_item(GetRequest& get, ReadResult result) {
 
 void Session::send_fragment(std::uint64_t id, GetRequest& get) {
   const Bytes bytes = get.pin->bytes();
-  const Bytes fragment = bytes.subspan(get.sent, std::min<std::size_t>(bytes.size() - get.sent, limits_.max_fragment_bytes));
+  const Bytes fragment =
+      bytes.subspan(get.sent, std::min<std::size_t>(bytes.size() - get.sent, limits_.max_fragment_bytes));
   head_.resize(kFrameHeaderBytes);
   if (get.sent == 0) {
     ReplyMeta meta;
@@ -163,10 +165,12 @@ void Session::finish_get(std::uint64_t id, GetRequest& get) {
     const auto status = static_cast<Status>(get.statuses[i]);
     counters_.count_item(ItemOp::kGet, status);
     // The parts of a chunk usually come one after another.
-    if (status == Status::kOk && (used.empty() || used.back() != get.items[i].block)) used.push_back(get.items[i].block);
+    if (status == Status::kOk && (used.empty() || used.back() != get.items[i].block))
+      used.push_back(get.items[i].block);
   }
   if (!used.empty()) context_.store.touch(get.ns, used);
-  reply(static_cast<std::uint8_t>(Opcode::kGet), id, {}, as_bytes(get.statuses.data(), get.statuses.size() * 2), false);
+  reply(static_cast<std::uint8_t>(Opcode::kGet), id, {},
+        as_bytes(get.statuses.data(), get.statuses.size() * 2), false);
   table_bytes_ -= get.items.size() * sizeof(ItemRef);
   const auto at = std::ranges::find(gets_, id);
   if (static_cast<std::size_t>(at - gets_.begin()) < demand_gets_) --demand_gets_;

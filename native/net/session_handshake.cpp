@@ -29,7 +29,8 @@ bool Session::on_hello(const FrameHeader& header, Bytes meta) {
     return fail_handshake(header, Status::kRefusedUnsupported,
                           "features are required that this node does not have: upgrade it");
   }
-  if (theirs.max_meta_bytes != 0) limits_.max_meta_bytes = std::min(limits_.max_meta_bytes, theirs.max_meta_bytes);
+  if (theirs.max_meta_bytes != 0)
+    limits_.max_meta_bytes = std::min(limits_.max_meta_bytes, theirs.max_meta_bytes);
   if (theirs.max_fragment_bytes != 0) {
     limits_.max_fragment_bytes = std::min(limits_.max_fragment_bytes, theirs.max_fragment_bytes);
   }
@@ -38,7 +39,8 @@ bool Session::on_hello(const FrameHeader& header, Bytes meta) {
                           "offer at least " + std::to_string(kMinMetaBytes) + " bytes of meta and " +
                               std::to_string(kMinFragmentBytes) + " bytes of payload per frame");
   }
-  if (::getrandom(server_nonce_.data(), server_nonce_.size(), 0) != static_cast<ssize_t>(server_nonce_.size())) {
+  if (::getrandom(server_nonce_.data(), server_nonce_.size(), 0) !=
+      static_cast<ssize_t>(server_nonce_.size())) {
     return fail_handshake(header, Status::kAgainBusy, "no random bytes");
   }
   client_nonce_ = theirs.nonce;

@@ -11,11 +11,13 @@ void Session::do_exists(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "EXISTS names its namespace");
   ExistsTable table;
   if (!decode_exists_table(table_, table)) {
-    return refuse(header, Status::kRefusedBadRequest, "the table of chunks is malformed, empty or over its limit");
+    return refuse(header, Status::kRefusedBadRequest,
+                  "the table of chunks is malformed, empty or over its limit");
   }
   if (table.chunks.size() * table.parts.size() > kMaxLookupsPerRequest) {
-    return refuse(header, Status::kRefusedLimit,
-                  "chunks times parts is over " + std::to_string(kMaxLookupsPerRequest) + ": ask in smaller batches");
+    return refuse(
+        header, Status::kRefusedLimit,
+        "chunks times parts is over " + std::to_string(kMaxLookupsPerRequest) + ": ask in smaller batches");
   }
   const auto result = context_.store.exists(*meta_.ns, table, meta_.lease_ms, id_);
   std::vector<std::byte> statuses(result.statuses.size() * 2);
@@ -34,7 +36,8 @@ void Session::do_remove(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "REMOVE names its namespace");
   std::vector<ItemRef> items;
   if (!decode_item_table(table_, items)) {
-    return refuse(header, Status::kRefusedBadRequest, "the table of items is malformed, empty or over its limit");
+    return refuse(header, Status::kRefusedBadRequest,
+                  "the table of items is malformed, empty or over its limit");
   }
   std::vector<std::byte> statuses(items.size() * 2);
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -48,7 +51,8 @@ void Session::do_remove(const FrameHeader& header) {
 void Session::do_put_ns(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "PUT_NS names the namespace");
   ReplyMeta meta;
-  meta.status = context_.store.put_namespace(*meta_.ns, meta_.descriptor, meta_.label, meta.nearest_differs_in);
+  meta.status =
+      context_.store.put_namespace(*meta_.ns, meta_.descriptor, meta_.label, meta.nearest_differs_in);
   if (meta.status == Status::kOk) return reply(header, meta);
   meta.reason = meta.status == Status::kRefusedNamespace
                     ? "the descriptor is not canonical, does not have this digest, or is another tenant's"
@@ -63,11 +67,13 @@ void Session::do_erase(const FrameHeader& header) {
   reply(header, meta);
 }
 
-// Pages so that a page fits in one frame. The cursor is the place in the order of registration, which never changes.
+// Pages so that a page fits in one frame. The cursor is the place in the order of registration, which never
+// changes.
 void Session::do_list(const FrameHeader& header) {
   auto all = context_.store.list();
   const std::size_t begin = std::min<std::uint64_t>(meta_.cursor, all.size());
-  const std::size_t most = meta_.limit == 0 ? kMaxNamespacesPerReply : std::min(meta_.limit, kMaxNamespacesPerReply);
+  const std::size_t most =
+      meta_.limit == 0 ? kMaxNamespacesPerReply : std::min(meta_.limit, kMaxNamespacesPerReply);
   constexpr std::size_t kFixedBytes = 96;  // of an entry: more than its numbers, id and msgpack heads take
   std::size_t end = begin;
   std::size_t bytes = kFixedBytes;
@@ -77,7 +83,8 @@ void Session::do_list(const FrameHeader& header) {
     ++end;
   }
   if (end == begin && begin < all.size()) {
-    return refuse(header, Status::kRefusedLimit, "a descriptor is larger than a frame: negotiate a larger fragment");
+    return refuse(header, Status::kRefusedLimit,
+                  "a descriptor is larger than a frame: negotiate a larger fragment");
   }
   ReplyMeta meta;
   meta.cursor = end < all.size() ? end : 0;
@@ -108,7 +115,8 @@ void Session::do_subscribe(const FrameHeader& header) {
   const auto now = context_.views.now();
   if (now.view && now.revision != meta_.known_revision) {
     if (now.view->size() > limits_.max_fragment_bytes) {
-      return refuse(header, Status::kRefusedLimit, "the view is larger than a frame: negotiate a larger fragment");
+      return refuse(header, Status::kRefusedLimit,
+                    "the view is larger than a frame: negotiate a larger fragment");
     }
     return reply(header, {}, *now.view);
   }
@@ -151,7 +159,8 @@ void Session::end_subscription(std::uint64_t id, Status status, const ViewBoard:
   ReplyMeta meta;
   meta.status = view && view->size() > limits_.max_fragment_bytes ? Status::kRefusedLimit : status;
   const bool error = meta.status == Status::kRefusedLimit;
-  reply(static_cast<std::uint8_t>(Opcode::kSubscribe), id, meta, view && !error ? Bytes(*view) : Bytes{}, error);
+  reply(static_cast<std::uint8_t>(Opcode::kSubscribe), id, meta, view && !error ? Bytes(*view) : Bytes{},
+        error);
 }
 
 void Session::do_cancel() {

@@ -1,5 +1,5 @@
-// PUT: payload comes straight into the slot, is hashed piece by piece while in cache, and becomes visible only when all of it
-// is there and matches its checksum.
+// PUT: payload comes straight into the slot, is hashed piece by piece while in cache, and becomes visible
+// only when all of it is there and matches its checksum.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -70,7 +70,8 @@ bool Session::on_put_meta(const FrameHeader& header, Bytes meta) {
   }
   if (!put.item_open) open_item(put, header.item);
   if (fragment.aborted) fail_item(put, put.cancelled ? Status::kMissCancelled : Status::kRefusedAborted);
-  if (put.received + header.payload_bytes > put.items[put.next].length) fail_item(put, Status::kRefusedBadRequest);
+  if (put.received + header.payload_bytes > put.items[put.next].length)
+    fail_item(put, Status::kRefusedBadRequest);
   put.announced = fragment.checksum;
   if (put.ticket) payload_ = Payload::kSlot;
   return true;
@@ -89,7 +90,8 @@ void Session::open_item(PutRequest& put, std::size_t index) {
   } else if (put.deadline && Clock::now() >= *put.deadline) {
     fail_item(put, Status::kMissDeadline);
   } else {
-    auto start = context_.store.begin_put({put.ns, item.block, item.part}, item.route, item.length, put.options);
+    auto start =
+        context_.store.begin_put({put.ns, item.block, item.part}, item.route, item.length, put.options);
     put.ticket = std::move(start.ticket);
     put.item_status = start.status;
   }
@@ -129,15 +131,16 @@ void Session::finish_put(std::uint64_t id, PutRequest& put) {
   for (std::size_t i = 0; i < put.items.size(); ++i) {
     const auto status = static_cast<Status>(put.statuses[i]);
     counters_.count_item(ItemOp::kPut, status);
-    if (is_done(status) && (used.empty() || used.back() != put.items[i].block)) used.push_back(put.items[i].block);
+    if (is_done(status) && (used.empty() || used.back() != put.items[i].block))
+      used.push_back(put.items[i].block);
   }
   if (!used.empty()) context_.store.stored(put.ns, used);
   ReplyMeta meta;
   meta.status = put.refused;
   meta.reason = put.reason;
   if (range_of(put.refused) == StatusRange::kAgain) meta.retry_after_ms = kRetryAfter_ms;
-  reply(static_cast<std::uint8_t>(Opcode::kPut), id, meta, as_bytes(put.statuses.data(), put.statuses.size() * 2),
-        put.refused != Status::kOk);
+  reply(static_cast<std::uint8_t>(Opcode::kPut), id, meta,
+        as_bytes(put.statuses.data(), put.statuses.size() * 2), put.refused != Status::kOk);
   table_bytes_ -= put.items.size() * sizeof(ItemRef);
   --open_puts_;
   put_ = nullptr;

@@ -38,7 +38,9 @@ bool is_loopback(const sockaddr* address) {
   return false;
 }
 
-void set_option(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof value); }
+void set_option(int fd, int level, int name, int value) {
+  ::setsockopt(fd, level, name, &value, sizeof value);
+}
 
 std::uint16_t bound_port(int fd) {
   sockaddr_storage address{};
@@ -59,7 +61,8 @@ Listener listen_tcp(const std::string& host, std::uint16_t port, bool require_lo
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int error =
+      ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
     throw std::system_error(error == EAI_SYSTEM ? errno : EADDRNOTAVAIL, std::generic_category(),
                             "cannot resolve " + name + " (" + ::gai_strerror(error) + ")");
@@ -67,9 +70,10 @@ Listener listen_tcp(const std::string& host, std::uint16_t port, bool require_lo
   const std::unique_ptr<addrinfo, AddressListDeleter> addresses(found);
   const bool loopback = is_loopback(addresses->ai_addr);
   if (require_loopback && !loopback) {
-    throw std::invalid_argument("refusing to listen on " + name +
-                                " without a secret: whoever reaches it could read and write the cache. Give a "
-                                "secret, listen on 127.0.0.1, or say that this is meant (insecure)");
+    throw std::invalid_argument(
+        "refusing to listen on " + name +
+        " without a secret: whoever reaches it could read and write the cache. Give a "
+        "secret, listen on 127.0.0.1, or say that this is meant (insecure)");
   }
   Listener listener;
   listener.loopback = loopback;
@@ -89,7 +93,8 @@ AcceptResult accept_tcp(int listener, Fd& out) {
     out = Fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (out) break;
     if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) return AcceptResult::kNoDescriptors;
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+      return AcceptResult::kNoDescriptors;
     return AcceptResult::kNone;
   }
   set_option(out.get(), IPPROTO_TCP, TCP_NODELAY, 1);

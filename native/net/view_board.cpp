@@ -10,9 +10,11 @@ namespace dfkv::server {
 
 void ViewBoard::publish(Bytes view) {
   const auto decoded = decode_view(view);
-  if (!decoded) throw std::invalid_argument("not a view: malformed, over a limit, or its digest does not match");
+  if (!decoded)
+    throw std::invalid_argument("not a view: malformed, over a limit, or its digest does not match");
   if (view.size() > kDefaultMaxFragmentBytes) {
-    throw std::invalid_argument("a view of " + std::to_string(view.size()) + " bytes does not fit in one frame of " +
+    throw std::invalid_argument("a view of " + std::to_string(view.size()) +
+                                " bytes does not fit in one frame of " +
                                 std::to_string(kDefaultMaxFragmentBytes) + "; list fewer nodes");
   }
   auto encoded = std::make_shared<const std::vector<std::byte>>(view.begin(), view.end());

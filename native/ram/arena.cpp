@@ -35,8 +35,8 @@ std::optional<std::uint64_t> read_field(const std::filesystem::path& path, std::
   return std::nullopt;
 }
 
-std::uint64_t group_headroom(const std::filesystem::path& group, const char* limit_name, const char* usage_name,
-                             std::string_view reclaimable_name) {
+std::uint64_t group_headroom(const std::filesystem::path& group, const char* limit_name,
+                             const char* usage_name, std::string_view reclaimable_name) {
   const auto limit = read_number(group / limit_name);
   const auto usage = read_number(group / usage_name);
   if (!limit || !usage) return kUnlimited;
@@ -58,9 +58,10 @@ std::uint64_t groups_headroom() {
     std::filesystem::path at(line.substr(line.rfind(':') + 1));
     while (true) {
       const std::filesystem::path group = root / at.relative_path();
-      headroom = std::min(headroom, unified ? group_headroom(group, "memory.max", "memory.current", "inactive_file ")
-                                            : group_headroom(group, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                                             "total_inactive_file "));
+      headroom =
+          std::min(headroom, unified ? group_headroom(group, "memory.max", "memory.current", "inactive_file ")
+                                     : group_headroom(group, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                                      "total_inactive_file "));
       if (!at.has_relative_path()) break;
       at = at.parent_path();
     }
@@ -68,7 +69,9 @@ std::uint64_t groups_headroom() {
   return headroom;
 }
 
-[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
+[[noreturn]] void fail(const std::string& what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
 
 }  // namespace
 
@@ -84,8 +87,8 @@ Arena::Arena(std::uint64_t capacity_bytes) {
   const std::uint64_t available = available_memory_bytes();
   if (available != 0 && capacity_bytes > available) {
     errno = ENOMEM;
-    fail("the RAM store asks for " + std::to_string(capacity_bytes) + " bytes and " + std::to_string(available) +
-         " can be had; give it less or free memory");
+    fail("the RAM store asks for " + std::to_string(capacity_bytes) + " bytes and " +
+         std::to_string(available) + " can be had; give it less or free memory");
   }
   fd_ = Fd(::memfd_create("dfkv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) fail("memfd_create");
@@ -95,8 +98,8 @@ Arena::Arena(std::uint64_t capacity_bytes) {
   void* const memory = ::mmap(nullptr, capacity_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (memory == MAP_FAILED) fail("cannot map the arena of " + std::to_string(capacity_bytes) + " bytes");
   memory_ = {static_cast<std::byte*>(memory), capacity_bytes};
-  // Both are requests: a kernel without huge pages for shared memory serves small ones, and a core dump without the
-  // cached bytes is only smaller.
+  // Both are requests: a kernel without huge pages for shared memory serves small ones, and a core dump
+  // without the cached bytes is only smaller.
   ::madvise(memory, capacity_bytes, MADV_HUGEPAGE);
   ::madvise(memory, capacity_bytes, MADV_DONTDUMP);
 }

@@ -11,8 +11,8 @@ namespace dfkv {
 
 class Arena {
  public:
-  // Maps `capacity_bytes` without touching the pages: they come with the first write. Throws std::system_error
-  // (ENOMEM when the machine or the container has less than that to give).
+  // Maps `capacity_bytes` without touching the pages: they come with the first write. Throws
+  // std::system_error (ENOMEM when the machine or the container has less than that to give).
   explicit Arena(std::uint64_t capacity_bytes);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -29,8 +29,8 @@ class Arena {
   MutableBytes memory_;
 };
 
-// What could be used now: free memory of the machine and of each control group around this process, whichever is
-// less. 0: not known.
+// What could be used now: free memory of the machine and of each control group around this process, whichever
+// is less. 0: not known.
 [[nodiscard]] std::uint64_t available_memory_bytes();
 
 }  // namespace dfkv

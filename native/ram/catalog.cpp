@@ -10,7 +10,7 @@ namespace dfkv {
 
 namespace {
 
-constexpr std::size_t kWindow = 1024;       // chunks looked at before a run is cleared
+constexpr std::size_t kWindow = 1024;  // chunks looked at before a run is cleared
 constexpr std::size_t kRunsTried = 8;
 constexpr std::size_t kLastResort = 65536;  // chunks looked at before giving up
 constexpr std::uint32_t kShortPartList = 8;
@@ -28,10 +28,11 @@ CatalogOptions checked(CatalogOptions options) {
   }
   for (const double fraction : {options.max_leased_fraction, options.max_filling_fraction}) {
     if (!(fraction >= 0 && fraction <= 1)) {
-      throw std::invalid_argument("a fraction of the capacity is " + std::to_string(fraction) + "; choose 0 to 1");
+      throw std::invalid_argument("a fraction of the capacity is " + std::to_string(fraction) +
+                                  "; choose 0 to 1");
     }
   }
-  if (!options.policy) options.policy = make_lru_policy();
+  if (!options.policy) options.policy = make_eviction_policy(kDefaultEvictionPolicy);
   return options;
 }
 
@@ -52,7 +53,8 @@ Catalog::Catalog(CatalogOptions options)
 std::uint64_t Catalog::hash_of(const ChunkKey& key) const {
   const std::byte* const ns = key.ns.bytes.data();
   const std::byte* const block = key.block.bytes.data();
-  const std::uint64_t space = mix(load_le<std::uint64_t>(ns) ^ seed_[0], load_le<std::uint64_t>(ns + 8) ^ seed_[1]);
+  const std::uint64_t space =
+      mix(load_le<std::uint64_t>(ns) ^ seed_[0], load_le<std::uint64_t>(ns + 8) ^ seed_[1]);
   const std::uint64_t hash =
       mix(load_le<std::uint64_t>(block) ^ space, load_le<std::uint64_t>(block + 8) ^ seed_[1]);
   return mix(hash ^ seed_[0], 0x9E3779B97F4A7C15U) & options_.index_hash_mask;
@@ -62,7 +64,8 @@ std::uint64_t Catalog::hash_of(const ObjectKey& key) const {
   return mix(hash_of(ChunkKey{key.ns, key.block}) ^ seed_[1], key.part ^ seed_[0]) & options_.index_hash_mask;
 }
 
-// ---- reading --------------------------------------------------------------------------------------------------------
+// ---- reading
+// --------------------------------------------------------------------------------------------------------
 
 Catalog::ChunkId Catalog::find_chunk(NamespaceIndex ns, const ChunkKey& key) {
   const ChunkId chunk =
@@ -78,9 +81,9 @@ Catalog::ChunkId Catalog::find_chunk(NamespaceIndex ns, const ChunkKey& key) {
 Catalog::ObjectId Catalog::find_part(ChunkId id, Part part) const {
   const Chunk& chunk = chunks_[id];
   if (chunk.parts > kShortPartList) {
-    return object_index_.find(hash_of(ObjectKey{chunk.key.ns, chunk.key.block, part}), [&](std::uint32_t object) {
-      return objects_[object].chunk == id && objects_[object].part == part;
-    });
+    return object_index_.find(
+        hash_of(ObjectKey{chunk.key.ns, chunk.key.block, part}),
+        [&](std::uint32_t object) { return objects_[object].chunk == id && objects_[object].part == part; });
   }
   ObjectId object = chunk.first;
   while (object != kNone && objects_[object].part != part) object = objects_[object].next;
@@ -106,8 +109,17 @@ Status Catalog::miss_reason(const ChunkKey& key) const {
 }
 
 void Catalog::touch(std::span<const ChunkId> batch) {
-  ++stamp_;
   policy_->touch(batch);
+  heat(batch);
+}
+
+void Catalog::stored(std::span<const ChunkId> batch) {
+  policy_->stored(batch);
+  heat(batch);
+}
+
+void Catalog::heat(std::span<const ChunkId> batch) {
+  ++stamp_;
   for (const ChunkId chunk : batch) {
     for (ObjectId id = chunks_[chunk].first; id != kNone; id = objects_[id].next) {
       allocator_.heat(objects_[id].slot, stamp_);
@@ -115,7 +127,8 @@ void Catalog::touch(std::span<const ChunkId> batch) {
   }
 }
 
-// ---- pins -----------------------------------------------------------------------------------------------------------
+// ---- pins
+// -----------------------------------------------------------------------------------------------------------
 
 void Catalog::add_pin(ObjectId id) {
   Object& object = objects_[id];
@@ -125,7 +138,7 @@ void Catalog::add_pin(ObjectId id) {
 
 void Catalog::drop_pin(ObjectId id) {
   Object& object = objects_[id];
-  assert(object.pins > object.leases || object.pins > 0);
+  assert(object.pins > 0);
   if (object.chunk != kNone) --chunks_[object.chunk].pins;
   if (--object.pins != 0) return;
   if (object.state == SlotState::kCondemned) {
@@ -168,14 +181,16 @@ void Catalog::unpin_for_lease(ObjectId id) {
   drop_pin(id);
 }
 
-// ---- writing --------------------------------------------------------------------------------------------------------
+// ---- writing
+// --------------------------------------------------------------------------------------------------------
 
 Catalog::Fill Catalog::begin_fill(NamespaceIndex ns, std::uint32_t length) {
   if (length > options_.max_object_bytes) return {Status::kRefusedTooLarge};
   const std::size_t size_class = size_class_of(length);
   if (!allocator_.fits(size_class)) return {Status::kRefusedTooLarge};
   const std::uint64_t bytes = slot_bytes_of(size_class);
-  if (counts_.filling > 0 && counts_.filling_bytes + bytes > max_filling_bytes_) return {Status::kAgainNoMemory};
+  if (counts_.filling > 0 && counts_.filling_bytes + bytes > max_filling_bytes_)
+    return {Status::kAgainNoMemory};
   const ObjectId id = objects_.take();
   const auto slot = take_slot(size_class, id);
   if (!slot) {
@@ -199,8 +214,8 @@ void Catalog::abandon(ObjectId id) {
   free_object(id);
 }
 
-Status Catalog::publish(ObjectId id, NamespaceIndex ns, std::uint32_t generation, const ObjectKey& key, Route route,
-                        std::uint64_t checksum, std::uint64_t recompute_us, bool replace) {
+Status Catalog::publish(ObjectId id, NamespaceIndex ns, std::uint32_t generation, const ObjectKey& key,
+                        Route route, std::uint64_t checksum, std::uint64_t recompute_us, bool replace) {
   if (usage(ns).generation != generation) {
     abandon(id);
     return Status::kAgainBusy;
@@ -224,7 +239,9 @@ Status Catalog::publish(ObjectId id, NamespaceIndex ns, std::uint32_t generation
   link_part(chunk, id);  // before the old one goes, so that the chunk never has no part
   if (old != kNone) discard(old);
   policy_->update(chunk, traits(chunks_[chunk]));
-  touch(std::span(&chunk, 1));
+  // Of all parts only the new one: chunks may have hundreds, and each is published on its own.
+  policy_->stored(std::span(&chunk, 1));
+  allocator_.heat(object.slot, ++stamp_);
   return Status::kOk;
 }
 
@@ -245,7 +262,8 @@ void Catalog::quarantine(NamespaceIndex ns, const ObjectKey& key) {
   if (remove(ns, key)) ++counts_.quarantined;
 }
 
-// ---- namespaces -----------------------------------------------------------------------------------------------------
+// ---- namespaces
+// -----------------------------------------------------------------------------------------------------
 
 Catalog::Usage& Catalog::usage(NamespaceIndex ns) {
   if (ns >= namespaces_.size()) namespaces_.resize(ns + 1);
@@ -269,7 +287,8 @@ bool Catalog::continue_erase(NamespaceIndex ns, std::size_t limit) {
   return true;
 }
 
-// ---- slots and eviction ---------------------------------------------------------------------------------------------
+// ---- slots and eviction
+// ---------------------------------------------------------------------------------------------
 
 std::optional<SlotRef> Catalog::take_slot(std::size_t size_class, ObjectId owner) {
   auto slot = allocator_.allocate(size_class, owner);
@@ -277,9 +296,9 @@ std::optional<SlotRef> Catalog::take_slot(std::size_t size_class, ObjectId owner
   return slot;
 }
 
-// Among the coldest chunks, one that has a slot of this class costs least. Where there is none among as many bytes as
-// a slab holds, the class has too little of the arena for what it is used for: another one gives up the run of extents that was
-// used longest ago.
+// Among the coldest chunks, one that has a slot of this class costs least. Where there is none among as many
+// bytes as a slab holds, the class has too little of the arena for what it is used for: another one gives up
+// the run of extents that was used longest ago.
 bool Catalog::make_room(std::size_t size_class) {
   std::uint64_t colder_bytes = 0;
   std::uint64_t window_bytes = allocator_.extents_per_slab(size_class) * allocator_.geometry().extent_bytes;

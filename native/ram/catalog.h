@@ -1,5 +1,5 @@
-// What the RAM store holds and where: chunks, their parts, slots, the order of eviction. It knows offsets, not memory, and
-// reads no clock. Not thread-safe: RamStore locks.
+// What the RAM store holds and where: chunks, their parts, slots, the order of eviction. It knows offsets,
+// not memory, and reads no clock. Not thread-safe: RamStore locks.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct CatalogOptions {
   double max_leased_fraction = 0.5;   // of the capacity that leases may keep from eviction
   // Bits of the key hash that the index uses. Tests narrow it, so that every lookup meets colliding keys.
   std::uint64_t index_hash_mask = ~std::uint64_t{0};
-  std::unique_ptr<EvictionPolicy> policy;  // null: LRU
+  std::unique_ptr<EvictionPolicy> policy;  // null: kDefaultEvictionPolicy
 };
 
 class Catalog {
@@ -47,13 +47,13 @@ class Catalog {
     std::uint64_t checksum = 0;
     SlotRef slot;
     std::uint32_t length = 0;
-    ChunkId chunk = kNone;          // while live
-    ObjectId next = kNone;          // parts of one chunk
+    ChunkId chunk = kNone;  // while live
+    ObjectId next = kNone;  // parts of one chunk
     ObjectId previous = kNone;
-    std::uint32_t pins = 0;         // by reads and leases together
-    std::uint32_t leases = 0;       // of those, by leases
+    std::uint32_t pins = 0;    // by reads and leases together
+    std::uint32_t leases = 0;  // of those, by leases
     SlotState state = SlotState::kFilling;
-    bool allocated = false;         // false: the number is not in use
+    bool allocated = false;  // false: the number is not in use
   };
   // Objects and payload of the current generation; stale chunks, which an erase left behind, are not counted.
   struct Usage {
@@ -83,8 +83,10 @@ class Catalog {
   [[nodiscard]] const Object& object(ObjectId id) const { return objects_[id]; }
   [[nodiscard]] std::uint64_t offset_of(ObjectId id) const { return allocator_.offset_of(objects_[id].slot); }
   [[nodiscard]] ObjectId first_part(ChunkId chunk) const { return chunks_[chunk].first; }
-  // Batch in the order of the prefix.
+  // One batch was read, in the order of the prefix.
   void touch(std::span<const ChunkId> batch);
+  // One batch was written, or found written already.
+  void stored(std::span<const ChunkId> batch);
 
   // ---- pins. A pinned object is neither moved, nor changed, nor given to another.
   void pin(ObjectId id);
@@ -94,11 +96,12 @@ class Catalog {
   void unpin_for_lease(ObjectId id);
 
   // ---- writing
-  // Takes a slot, evicting what it must. kAgainNoMemory: everything that would have to go is in use. length > 0.
+  // Takes a slot, evicting what it must. kAgainNoMemory: everything that would have to go is in use. length >
+  // 0.
   [[nodiscard]] Fill begin_fill(NamespaceIndex ns, std::uint32_t length);
   void abandon(ObjectId id);
-  // Makes a filled object visible. kAlready: the key is stored and `replace` is not set; kAgainBusy: the namespace was
-  // erased meanwhile. In both cases the slot is freed.
+  // Makes a filled object visible. kAlready: the key is stored and `replace` is not set; kAgainBusy: the
+  // namespace was erased meanwhile. In both cases the slot is freed.
   [[nodiscard]] Status publish(ObjectId id, NamespaceIndex ns, std::uint32_t generation, const ObjectKey& key,
                                Route route, std::uint64_t checksum, std::uint64_t recompute_us, bool replace);
   [[nodiscard]] bool remove(NamespaceIndex ns, const ObjectKey& key);  // kAllParts: the chunk
@@ -151,12 +154,13 @@ class Catalog {
   [[nodiscard]] bool has_class(const Chunk& chunk, std::size_t size_class) const;
   [[nodiscard]] ChunkId add_chunk(NamespaceIndex ns, const ChunkKey& key, Route route);
   void link_part(ChunkId chunk, ObjectId id);
-  void unlink_part(ObjectId id);          // from its chunk and the index; the chunk goes with its last part
-  void discard(ObjectId id);              // unlinks, then frees or condemns
+  void unlink_part(ObjectId id);  // from its chunk and the index; the chunk goes with its last part
+  void discard(ObjectId id);      // unlinks, then frees or condemns
   void drop_chunk(ChunkId chunk, Departure departure);
   void free_object(ObjectId id);
   void add_pin(ObjectId id);
   void drop_pin(ObjectId id);
+  void heat(std::span<const ChunkId> batch);
   [[nodiscard]] ChunkTraits traits(const Chunk& chunk) const;
 
   CatalogOptions options_;

@@ -145,7 +145,8 @@ std::vector<std::string> Catalog::violations() const {
     sum.pins += object.pins - object.leases;
     sum.lease_pins += object.leases;
     if (object.leases != 0) sum.leased_bytes += allocator_.slot_bytes(object.slot);
-    expect((object.chunk != kNone) == (object.state == SlotState::kLive), name + " is live without chunk, or the reverse");
+    expect((object.chunk != kNone) == (object.state == SlotState::kLive),
+           name + " is live without chunk, or the reverse");
     switch (object.state) {
       case SlotState::kFilling:
         ++sum.filling;
@@ -167,9 +168,11 @@ std::vector<std::string> Catalog::violations() const {
   expect(sum.stored_bytes == counts_.stored_bytes, "stored bytes are miscounted");
   expect(sum.pins == counts_.pins && sum.lease_pins == counts_.lease_pins, "pins are miscounted");
   expect(sum.leased_bytes == counts_.leased_bytes, "leased bytes are miscounted");
-  expect(sum.filling == counts_.filling && sum.filling_bytes == counts_.filling_bytes, "fillings are miscounted");
+  expect(sum.filling == counts_.filling && sum.filling_bytes == counts_.filling_bytes,
+         "fillings are miscounted");
   expect(sum.condemned == counts_.condemned, "condemned slots are miscounted");
-  expect(policy_->consistent() && policy_->size() == chunks_.live(), "the eviction policy does not hold every chunk once");
+  expect(policy_->consistent() && policy_->size() == chunks_.live(),
+         "the eviction policy does not hold every chunk once");
   expect(chunk_index_.size() == chunks_.live(), "the index does not hold every chunk once");
 
   std::vector<Usage> usage(namespaces_.size());
@@ -200,7 +203,8 @@ std::vector<std::string> Catalog::violations() const {
     }
   }
   for (std::size_t i = 0; i < usage.size(); ++i) {
-    expect(usage[i].objects == namespaces_[i].usage.objects && usage[i].stored_bytes == namespaces_[i].usage.stored_bytes,
+    expect(usage[i].objects == namespaces_[i].usage.objects &&
+               usage[i].stored_bytes == namespaces_[i].usage.stored_bytes,
            "namespace " + std::to_string(i) + " is miscounted");
   }
   return found;

@@ -11,7 +11,8 @@ LeaseTable::LeaseTable() {
   next_ = (std::uint64_t{random()} << 24 | random()) + 1;
 }
 
-std::uint64_t LeaseTable::open(std::uint64_t owner, Clock::time_point deadline, std::vector<ObjectId> objects) {
+std::uint64_t LeaseTable::open(std::uint64_t owner, Clock::time_point deadline,
+                               std::vector<ObjectId> objects) {
   const std::uint64_t id = next_++;
   leases_.emplace(id, Lease{owner, deadline, std::move(objects)});
   by_owner_[owner].push_back(id);

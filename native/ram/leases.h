@@ -1,5 +1,6 @@
-// Leases: sets of objects that a reader wants kept until it loads them. Each ends when it is released, when its
-// deadline passes, or with the connection that took it. Bookkeeping only: the caller pins and unpins. Not thread-safe.
+// Leases: sets of objects that a reader wants kept until it loads them. Each ends when it is released, when
+// its deadline passes, or with the connection that took it. Bookkeeping only: the caller pins and unpins. Not
+// thread-safe.
 #pragma once
 
 #include <chrono>

@@ -47,7 +47,8 @@ Status NamespaceRegistry::put(const NamespaceId& id, Bytes descriptor, std::stri
   }
   by_id_.emplace(id, static_cast<Index>(entries_.size()));
   const std::uint64_t now = now_s();
-  entries_.push_back({id, std::make_shared<const std::vector<std::byte>>(descriptor.begin(), descriptor.end()),
+  entries_.push_back({id,
+                      std::make_shared<const std::vector<std::byte>>(descriptor.begin(), descriptor.end()),
                       std::string(label), now, now});
   descriptor_bytes_ += descriptor.size();
   return Status::kOk;

@@ -27,8 +27,8 @@ class NamespaceRegistry {
   // tenant: the only one that descriptors may name; nullopt: any.
   NamespaceRegistry(Limits limits, std::optional<std::vector<std::byte>> tenant);
 
-  // Registering one that is known renews its label and its time of use. kRefusedNamespace: the descriptor is not canonical, is not what
-  // `id` digests, or is another tenant's. kRefusedOverQuota: too many.
+  // Registering one that is known renews its label and its time of use. kRefusedNamespace: the descriptor is
+  // not canonical, is not what `id` digests, or is another tenant's. kRefusedOverQuota: too many.
   Status put(const NamespaceId& id, Bytes descriptor, std::string_view label,
              std::vector<std::uint16_t>& nearest_differs_in);
   [[nodiscard]] std::optional<Index> find(const NamespaceId& id);  // counts as a use

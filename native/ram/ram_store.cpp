@@ -31,8 +31,8 @@ class RamStore::Pin final : public ReadPin {
 
 class RamStore::Ticket final : public WriteTicket {
  public:
-  Ticket(RamStore& store, const Catalog::Fill& fill, NamespaceRegistry::Index ns, const ObjectKey& key, Route route,
-         const PutOptions& options, MutableBytes bytes)
+  Ticket(RamStore& store, const Catalog::Fill& fill, NamespaceRegistry::Index ns, const ObjectKey& key,
+         Route route, const PutOptions& options, MutableBytes bytes)
       : store_(store), fill_(fill), ns_(ns), key_(key), route_(route), options_(options), bytes_(bytes) {}
   ~Ticket() override {
     if (committed_) return;
@@ -80,7 +80,8 @@ Status RamStore::put_namespace(const NamespaceId& id, Bytes descriptor, std::str
   return namespaces_.put(id, descriptor, label, nearest_differs_in);
 }
 
-PutStart RamStore::begin_put(const ObjectKey& key, Route route, std::uint32_t length, const PutOptions& options) {
+PutStart RamStore::begin_put(const ObjectKey& key, Route route, std::uint32_t length,
+                             const PutOptions& options) {
   const auto ns = namespaces_.find(key.ns);
   Catalog::Fill fill;
   std::uint64_t offset = 0;
@@ -92,9 +93,7 @@ PutStart RamStore::begin_put(const ObjectKey& key, Route route, std::uint32_t le
       fill.status = Status::kRefusedBadRequest;
     } else if (options.ack == Ack::kDisk) {
       fill.status = Status::kRefusedUnsupported;  // memory cannot promise to survive a crash
-    } else if (const auto present = catalog_.find(*ns, key); present != Catalog::kNone && !options.replace) {
-      const Catalog::ChunkId chunk = catalog_.object(present).chunk;
-      catalog_.touch(std::span(&chunk, 1));
+    } else if (!options.replace && catalog_.find(*ns, key) != Catalog::kNone) {
       fill.status = Status::kAlready;
     } else {
       fill = catalog_.begin_fill(*ns, length);
@@ -151,7 +150,8 @@ Status RamStore::probe(NamespaceRegistry::Index ns, const ChunkKey& key, std::sp
 }
 
 // A chunk is leased with all the parts asked for or not at all.
-bool RamStore::extend_lease(std::span<const Catalog::ObjectId> found, std::vector<Catalog::ObjectId>& leased) {
+bool RamStore::extend_lease(std::span<const Catalog::ObjectId> found,
+                            std::vector<Catalog::ObjectId>& leased) {
   const std::size_t before = leased.size();
   if (before + found.size() > max_objects_per_lease_) return false;
   leased.insert(leased.end(), found.begin(), found.end());
@@ -177,7 +177,8 @@ ExistsResult RamStore::exists(const NamespaceId& ns_id, const ExistsTable& table
   bool in_prefix = true;
   bool leasing = lease_ms != 0;
   std::size_t leased_chunks = 0;
-  const std::size_t slice = std::max<std::size_t>(1, kLookupsPerSlice / std::max<std::size_t>(1, table.parts.size()));
+  const std::size_t slice =
+      std::max<std::size_t>(1, kLookupsPerSlice / std::max<std::size_t>(1, table.parts.size()));
   for (std::size_t begin = 0; begin < table.chunks.size(); begin += slice) {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = begin; i < std::min(begin + slice, table.chunks.size()); ++i) {
@@ -194,11 +195,13 @@ ExistsResult RamStore::exists(const NamespaceId& ns_id, const ExistsTable& table
   {
     const std::lock_guard lock(mutex_);
     result.lease_ms = std::min(lease_ms, max_lease_ms_);
-    result.lease_id = leases_.open(owner, now_() + std::chrono::milliseconds(result.lease_ms), std::move(leased));
+    result.lease_id =
+        leases_.open(owner, now_() + std::chrono::milliseconds(result.lease_ms), std::move(leased));
   }
   std::vector<BlockId> batch(leased_chunks);
-  std::ranges::transform(table.chunks.begin(), table.chunks.begin() + static_cast<std::ptrdiff_t>(leased_chunks),
-                         batch.begin(), &ChunkRef::block);
+  std::ranges::transform(table.chunks.begin(),
+                         table.chunks.begin() + static_cast<std::ptrdiff_t>(leased_chunks), batch.begin(),
+                         &ChunkRef::block);
   touch(ns_id, batch);
   return result;
 }
@@ -210,23 +213,42 @@ bool RamStore::renew(std::uint64_t lease_id, std::uint32_t lease_ms) {
 }
 
 bool RamStore::release(std::uint64_t lease_id) {
-  const std::lock_guard lock(mutex_);
-  const auto lease = leases_.close(lease_id);
-  if (!lease) return false;
-  end_lease(*lease);
-  return true;
+  std::optional<LeaseTable::Lease> lease;
+  {
+    const std::lock_guard lock(mutex_);
+    lease = leases_.close(lease_id);
+  }
+  if (lease) end_lease(*lease);
+  return lease.has_value();
 }
 
 void RamStore::release_owner(std::uint64_t owner) {
-  const std::lock_guard lock(mutex_);
-  for (const auto& lease : leases_.close_owner(owner)) end_lease(lease);
+  std::vector<LeaseTable::Lease> closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed = leases_.close_owner(owner);
+  }
+  for (const auto& lease : closed) end_lease(lease);
 }
 
+// Its objects stay pinned until their turn comes, so the mutex may be given up in between.
 void RamStore::end_lease(const LeaseTable::Lease& lease) {
-  for (const Catalog::ObjectId id : lease.objects) catalog_.unpin_for_lease(id);
+  for (std::size_t begin = 0; begin < lease.objects.size(); begin += kLookupsPerSlice) {
+    const std::size_t end = std::min(begin + kLookupsPerSlice, lease.objects.size());
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = begin; i < end; ++i) catalog_.unpin_for_lease(lease.objects[i]);
+  }
 }
 
-void RamStore::touch(const NamespaceId& ns_id, std::span<const BlockId> batch) {
+void RamStore::touch(const NamespaceId& ns, std::span<const BlockId> batch) {
+  used(ns, batch, &Catalog::touch);
+}
+
+void RamStore::stored(const NamespaceId& ns, std::span<const BlockId> batch) {
+  used(ns, batch, &Catalog::stored);
+}
+
+void RamStore::used(const NamespaceId& ns_id, std::span<const BlockId> batch, Use use) {
   const auto ns = namespaces_.find(ns_id);
   if (!ns) return;
   std::vector<Catalog::ChunkId> chunks;
@@ -239,7 +261,7 @@ void RamStore::touch(const NamespaceId& ns_id, std::span<const BlockId> batch) {
       const auto chunk = catalog_.find_chunk(*ns, {ns_id, batch[i]});
       if (chunk != Catalog::kNone) chunks.push_back(chunk);
     }
-    catalog_.touch(chunks);
+    (catalog_.*use)(chunks);
     end = begin;
   }
 }
@@ -306,20 +328,24 @@ StoreStats RamStore::stats() const {
 }
 
 void RamStore::tick() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& lease : leases_.close_expired(now_())) end_lease(lease);
+  std::vector<LeaseTable::Lease> closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed = leases_.close_expired(now_());
+  }
+  for (const auto& lease : closed) end_lease(lease);
 }
 
 std::vector<std::string> RamStore::violations(bool at_rest) const {
   const std::lock_guard lock(mutex_);
   auto found = catalog_.violations();
   const Catalog::Counts& counts = catalog_.counts();
-  if (at_rest && (counts.pins != 0 || counts.lease_pins != 0 || counts.filling != 0 || counts.condemned != 0)) {
-    found.push_back("not at rest: " + std::to_string(counts.pins) + " pins, " + std::to_string(counts.lease_pins) +
-                    " lease pins, " + std::to_string(counts.filling) + " fillings, " +
-                    std::to_string(counts.condemned) + " condemned");
+  if (at_rest &&
+      (counts.pins != 0 || counts.lease_pins != 0 || counts.filling != 0 || counts.condemned != 0)) {
+    found.push_back("not at rest: " + std::to_string(counts.pins) + " pins, " +
+                    std::to_string(counts.lease_pins) + " lease pins, " + std::to_string(counts.filling) +
+                    " fillings, " + std::to_string(counts.condemned) + " condemned");
   }
-  if (leases_.size() == 0 && counts.lease_pins != 0) found.push_back("lease pins without leases");
   return found;
 }
 

@@ -15,7 +15,8 @@ constexpr std::uint32_t kMaxExtraExtents = 7;  // how far a run may grow to wast
 
 SlabGeometry SlabGeometry::for_capacity(std::uint64_t capacity_bytes) {
   if (capacity_bytes < kMinCapacityBytes) {
-    throw std::invalid_argument("a store of " + std::to_string(capacity_bytes) + " bytes was asked for; give it at least " +
+    throw std::invalid_argument("a store of " + std::to_string(capacity_bytes) +
+                                " bytes was asked for; give it at least " +
                                 std::to_string(kMinCapacityBytes));
   }
   SlabGeometry geometry;
@@ -23,7 +24,8 @@ SlabGeometry SlabGeometry::for_capacity(std::uint64_t capacity_bytes) {
       std::clamp(std::bit_floor(capacity_bytes / kTargetExtents), kMinExtentBytes, kMaxExtentBytes);
   const std::uint64_t count = capacity_bytes / geometry.extent_bytes;
   if (count > std::uint64_t{1} << 24) {
-    throw std::invalid_argument("a store of " + std::to_string(capacity_bytes) + " bytes has too many extents");
+    throw std::invalid_argument("a store of " + std::to_string(capacity_bytes) +
+                                " bytes has too many extents");
   }
   geometry.extent_count = static_cast<std::uint32_t>(count);
   return geometry;
@@ -146,8 +148,8 @@ std::vector<SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_cla
     start += slab_of_[start] == kNone ? 1 : slabs_[start].extents;
   }
   const std::size_t kept = std::min(limit, candidates.size());
-  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept), candidates.end(),
-                    [](const Candidate& a, const Candidate& b) {
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept),
+                    candidates.end(), [](const Candidate& a, const Candidate& b) {
                       return a.hottest != b.hottest ? a.hottest < b.hottest : a.used_bytes < b.used_bytes;
                     });
   std::vector<Run> runs(kept);
@@ -163,7 +165,8 @@ std::vector<SlabAllocator::Owner> SlabAllocator::owners_in(Run run) const {
       continue;
     }
     const Slab& slab = slabs_[slab_of_[at]];
-    std::ranges::copy_if(slab.owners, std::back_inserter(owners), [](Owner owner) { return owner != kNoOwner; });
+    std::ranges::copy_if(slab.owners, std::back_inserter(owners),
+                         [](Owner owner) { return owner != kNoOwner; });
     at = slab_of_[at] + slab.extents;
   }
   return owners;
@@ -244,7 +247,8 @@ std::vector<std::string> SlabAllocator::violations() const {
     expect(static_cast<std::uint32_t>(used) == slab.used && used > 0, "used slots are miscounted", at);
     expect(static_cast<std::uint32_t>(busy) == slab.busy, "busy slots are miscounted", at);
     expect(slab.free_slots.size() + slab.used == slab.owners.size(), "free slots are miscounted", at);
-    expect(slab.listed == !slab.free_slots.empty(), "a slab with free slots is not listed, or a full one is", at);
+    expect(slab.listed == !slab.free_slots.empty(), "a slab with free slots is not listed, or a full one is",
+           at);
     expect(slab.owners.size() * slot_bytes_of(slab.size_class) <= slab.extents * geometry_.extent_bytes,
            "slots reach beyond the slab", at);
     used_bytes += slab.used * slot_bytes_of(slab.size_class);

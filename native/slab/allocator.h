@@ -1,9 +1,10 @@
-// Slots of size classes inside an arena of extents. Pure bookkeeping: it never touches the memory that it hands out.
+// Slots of size classes inside an arena of extents. Pure bookkeeping: it never touches the memory that it
+// hands out.
 //
-// A *slab* is a run of extents bound to one class, cut into slots of that class. For most classes the run is one
-// extent; a class whose slots would leave more than an eighth of an extent unused, or that are larger than an extent, takes the
-// shortest run that wastes less. A slab whose last slot is freed goes back to the common pool, so that classes can
-// shift. Not thread-safe: its owner locks.
+// A *slab* is a run of extents bound to one class, cut into slots of that class. For most classes the run is
+// one extent; a class whose slots would leave more than an eighth of an extent unused, or that are larger
+// than an extent, takes the shortest run that wastes less. A slab whose last slot is freed goes back to the
+// common pool, so that classes can shift. Not thread-safe: its owner locks.
 #pragma once
 
 #include <array>
@@ -45,7 +46,8 @@ class SlabAllocator {
 
   explicit SlabAllocator(SlabGeometry geometry);
 
-  // A free slot of the class: from a slab that has one, else from a newly bound slab. nullopt: something must go first.
+  // A free slot of the class: from a slab that has one, else from a newly bound slab. nullopt: something must
+  // go first.
   [[nodiscard]] std::optional<SlotRef> allocate(std::size_t size_class, Owner owner);
   void release(SlotRef ref);
 
@@ -53,23 +55,31 @@ class SlabAllocator {
   void set_busy(SlotRef ref, bool busy);
   // The stamp of the latest use of any object in the slab. Stamps only grow.
   void heat(SlotRef ref, std::uint64_t stamp);
-  // Up to `limit` runs without busy slots that would hold a slab of the class, the one whose hottest object is
-  // coldest first.
+  // Up to `limit` runs without busy slots that would hold a slab of the class, the one whose hottest object
+  // is coldest first.
   [[nodiscard]] std::vector<Run> coldest_runs(std::size_t size_class, std::size_t limit) const;
   [[nodiscard]] std::vector<Owner> owners_in(Run run) const;
 
   [[nodiscard]] std::uint64_t offset_of(SlotRef ref) const;  // bytes from the start of the arena
-  [[nodiscard]] std::uint64_t slot_bytes(SlotRef ref) const { return slot_bytes_of(slabs_[ref.slab].size_class); }
+  [[nodiscard]] std::uint64_t slot_bytes(SlotRef ref) const {
+    return slot_bytes_of(slabs_[ref.slab].size_class);
+  }
   [[nodiscard]] std::size_t class_of(SlotRef ref) const { return slabs_[ref.slab].size_class; }
   [[nodiscard]] Owner owner_of(SlotRef ref) const { return slabs_[ref.slab].owners[ref.slot]; }
-  [[nodiscard]] bool fits(std::size_t size_class) const { return shapes_[size_class].extents <= geometry_.extent_count; }
+  [[nodiscard]] bool fits(std::size_t size_class) const {
+    return shapes_[size_class].extents <= geometry_.extent_count;
+  }
   [[nodiscard]] const SlabGeometry& geometry() const { return geometry_; }
   [[nodiscard]] std::uint64_t used_bytes() const { return used_bytes_; }  // whole slots
   [[nodiscard]] std::uint32_t free_extents() const { return free_extents_; }
   [[nodiscard]] std::uint32_t slabs_of(std::size_t size_class) const { return slab_counts_[size_class]; }
   // Extents and slots per slab of the class.
-  [[nodiscard]] std::uint32_t extents_per_slab(std::size_t size_class) const { return shapes_[size_class].extents; }
-  [[nodiscard]] std::uint32_t slots_per_slab(std::size_t size_class) const { return shapes_[size_class].slots; }
+  [[nodiscard]] std::uint32_t extents_per_slab(std::size_t size_class) const {
+    return shapes_[size_class].extents;
+  }
+  [[nodiscard]] std::uint32_t slots_per_slab(std::size_t size_class) const {
+    return shapes_[size_class].slots;
+  }
 
   // Recounts everything. Returns what is inconsistent, empty when nothing is.
   [[nodiscard]] std::vector<std::string> violations() const;
@@ -87,10 +97,11 @@ class SlabAllocator {
     std::uint32_t used = 0;
     std::uint32_t busy = 0;
     std::uint64_t hottest = 0;
-    std::vector<Owner> owners;             // per slot; kNoOwner: free
-    std::vector<bool> busy_slots;          // per slot
-    std::vector<std::uint32_t> free_slots; // a stack: the slot freed last is used first, while it is in cache
-    std::uint32_t next = kNone;            // list of the class's slabs with a free slot
+    std::vector<Owner> owners;     // per slot; kNoOwner: free
+    std::vector<bool> busy_slots;  // per slot
+    std::vector<std::uint32_t>
+        free_slots;              // a stack: the slot freed last is used first, while it is in cache
+    std::uint32_t next = kNone;  // list of the class's slabs with a free slot
     std::uint32_t previous = kNone;
     bool listed = false;
   };
@@ -106,8 +117,8 @@ class SlabAllocator {
   std::array<Shape, kSizeClasses> shapes_;
   std::array<std::uint32_t, kSizeClasses> partial_;  // head of the list of slabs with a free slot
   std::array<std::uint32_t, kSizeClasses> slab_counts_{};
-  std::vector<Slab> slabs_;                // one per extent
-  std::vector<std::uint32_t> slab_of_;     // per extent: the first extent of its slab, kNone when free
+  std::vector<Slab> slabs_;             // one per extent
+  std::vector<std::uint32_t> slab_of_;  // per extent: the first extent of its slab, kNone when free
   std::uint32_t free_extents_ = 0;
   std::uint64_t used_bytes_ = 0;
 };

@@ -1,5 +1,6 @@
-// Remembers the fingerprints of chunks that were evicted, so that a miss can say why. Bounded and best effort: old entries
-// are overwritten, and one miss in about a hundred million is explained wrongly. Not thread-safe.
+// Remembers the fingerprints of chunks that were evicted, so that a miss can say why. Bounded and best
+// effort: old entries are overwritten, and one miss in about a hundred million is explained wrongly. Not
+// thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace dfkv {
 
 class GhostFilter {
  public:
-  explicit GhostFilter(std::size_t entries) : sets_(std::bit_ceil(std::max<std::size_t>(entries / kWays, 1))) {}
+  explicit GhostFilter(std::size_t entries)
+      : sets_(std::bit_ceil(std::max<std::size_t>(entries / kWays, 1))) {}
 
   void insert(std::uint64_t hash) {
     if (contains(hash)) return;

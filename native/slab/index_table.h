@@ -1,6 +1,6 @@
-// A hash table from a 64-bit hash to 32-bit values, 8 bytes an entry, in segments that grow one at a time so that no
-// growth holds its owner's lock for long. It keeps no keys: the caller compares the full key of every candidate.
-// Not thread-safe.
+// A hash table from a 64-bit hash to 32-bit values, 8 bytes an entry, in segments that grow one at a time so
+// that no growth holds its owner's lock for long. It keeps no keys: the caller compares the full key of every
+// candidate. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -21,7 +21,8 @@ class IndexTable {
     const std::uint32_t tag = tag_of(hash);
     const std::size_t mask = segment.entries.size() - 1;
     for (std::size_t at = tag & mask; segment.entries[at].value != kNone; at = (at + 1) & mask) {
-      if (segment.entries[at].tag == tag && matches(segment.entries[at].value)) return segment.entries[at].value;
+      if (segment.entries[at].tag == tag && matches(segment.entries[at].value))
+        return segment.entries[at].value;
     }
     return kNone;
   }

@@ -1,5 +1,5 @@
-// Records with stable 32-bit numbers that are given out again after release. Grows in blocks, so that growing never moves
-// what is there. Not thread-safe.
+// Records with stable 32-bit numbers that are given out again after release. Grows in blocks, so that growing
+// never moves what is there. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,9 @@ class Pool {
     --live_;
   }
   [[nodiscard]] T& operator[](std::uint32_t index) { return blocks_[index / kBlock][index % kBlock]; }
-  [[nodiscard]] const T& operator[](std::uint32_t index) const { return blocks_[index / kBlock][index % kBlock]; }
+  [[nodiscard]] const T& operator[](std::uint32_t index) const {
+    return blocks_[index / kBlock][index % kBlock];
+  }
   [[nodiscard]] std::uint32_t live() const { return live_; }
   [[nodiscard]] std::uint32_t end() const { return used_; }  // every number given out so far is below
 

@@ -1,7 +1,7 @@
 // The storage interface that the server drives. The RAM store implements it; the slab store will.
 //
-// Threads: every method may be called from any reactor thread; the implementation locks. Nothing here blocks on
-// I/O: a store that has to read a disk completes later, through the callback given to acquire().
+// Threads: every method may be called from any reactor thread; the implementation locks. Nothing here blocks
+// on I/O: a store that has to read a disk completes later, through the callback given to acquire().
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace dfkv {
 
-// A live object pinned for reading. Move-only; the destructor unpins. While it lives the bytes neither move nor change.
+// A live object pinned for reading. Move-only; the destructor unpins. While it lives the bytes neither move
+// nor change.
 class ReadPin {
  public:
   virtual ~ReadPin() = default;
@@ -25,8 +26,8 @@ class ReadPin {
   [[nodiscard]] virtual std::uint64_t checksum() const = 0;
 };
 
-// A slot being filled. The caller writes into bytes(), then commits once. Destroying it uncommitted frees the slot and
-// leaves nothing visible.
+// A slot being filled. The caller writes into bytes(), then commits once. Destroying it uncommitted frees the
+// slot and leaves nothing visible.
 class WriteTicket {
  public:
   virtual ~WriteTicket() = default;
@@ -41,7 +42,8 @@ struct PutOptions {
   std::uint64_t recompute_us = 0;
 };
 struct PutStart {
-  Status status = Status::kOk;  // kOk with a ticket, or kAlready, kAgainNoMemory, kRefusedTooLarge, ... without
+  Status status =
+      Status::kOk;  // kOk with a ticket, or kAlready, kAgainNoMemory, kRefusedTooLarge, ... without
   std::unique_ptr<WriteTicket> ticket;
 };
 struct ReadResult {
@@ -72,20 +74,24 @@ class Store {
   // `nearest_differs_in` gets the differing tags of the most similar other namespace, if any.
   virtual Status put_namespace(const NamespaceId& id, Bytes descriptor, std::string_view label,
                                std::vector<std::uint16_t>& nearest_differs_in) = 0;
-  virtual PutStart begin_put(const ObjectKey& key, Route route, std::uint32_t length, const PutOptions& options) = 0;
+  virtual PutStart begin_put(const ObjectKey& key, Route route, std::uint32_t length,
+                             const PutOptions& options) = 0;
   // Calls `done` exactly once, inline or from a thread of the store.
   virtual void acquire(const ObjectKey& key, ReadDone done) = 0;
-  // `owner` ties a lease to a connection; lease_ms 0 takes none. A lease pins every part of the leading complete chunks.
+  // `owner` ties a lease to a connection; lease_ms 0 takes none. A lease pins every part of the leading
+  // complete chunks.
   virtual ExistsResult exists(const NamespaceId& ns, const ExistsTable& table, std::uint32_t lease_ms,
                               std::uint64_t owner) = 0;
   virtual bool renew(std::uint64_t lease_id, std::uint32_t lease_ms) = 0;
   virtual bool release(std::uint64_t lease_id) = 0;
   virtual void release_owner(std::uint64_t owner) = 0;  // the connection ended
-  // A batch was used: touched from its tail to its head, so that the head outlives the tail.
+  // A batch was read: touched from its tail to its head, so that the head outlives the tail.
   virtual void touch(const NamespaceId& ns, std::span<const BlockId> batch) = 0;
-  virtual Status remove(const ObjectKey& key) = 0;             // part kAllParts: the chunk
-  virtual std::uint64_t erase(const NamespaceId& ns) = 0;      // objects that went
-  virtual void quarantine(const ObjectKey& key) = 0;           // a reader found it corrupt
+  // A batch was written, or found written already: as recent as if it had been read, but no sign of reuse.
+  virtual void stored(const NamespaceId& ns, std::span<const BlockId> batch) = 0;
+  virtual Status remove(const ObjectKey& key) = 0;         // part kAllParts: the chunk
+  virtual std::uint64_t erase(const NamespaceId& ns) = 0;  // objects that went
+  virtual void quarantine(const ObjectKey& key) = 0;       // a reader found it corrupt
   [[nodiscard]] virtual std::vector<NamespaceInfo> list() const = 0;
   [[nodiscard]] virtual StoreStats stats() const = 0;
   // Expires leases; called about every 100 ms by the node.

@@ -27,7 +27,7 @@ struct Cluster {
       const auto bytes = as_bytes(secret.data(), secret.size());
       options.server.secret = ByteVector(bytes.begin(), bytes.end());
     }
-    node = std::make_unique<Node>(options);
+    node = std::make_unique<Node>(std::move(options));
     View view;
     view.revision = 1;
     view.nodes.resize(1);
@@ -178,6 +178,9 @@ TEST_CASE("clients that put, look up, get, remove, cancel and run late, over a s
         for (auto& each : memory) std::ranges::fill(each, std::byte{9});
         if (random() % 2 == 0) client.release(op->leases());
       }
+      for (std::size_t k = 0; k < 4; ++k)
+        for (std::size_t i = 0; i < 516; ++i)
+          if (auto n = client.counters().kinds[k].statuses[i].load()) printf("%zu %zu %lu\n", k, i, n);
       if (client.counters().protocol_faults.load() + client.counters().checksum_failures.load() != 0) ++wrong;
     });
   }

@@ -31,7 +31,8 @@ struct Frame {
 
   [[nodiscard]] ReplyMeta reply() const {
     ReplyMeta out;
-    if (decode_reply(meta, out) != MetaFault::kNone) throw std::runtime_error("the meta of a reply cannot be read");
+    if (decode_reply(meta, out) != MetaFault::kNone)
+      throw std::runtime_error("the meta of a reply cannot be read");
     return out;
   }
   [[nodiscard]] std::vector<Status> statuses() const {
@@ -194,19 +195,21 @@ class Peer {
     encode_item_table(refs, table);
     return table;
   }
-  void send_put_head(std::uint64_t id, const NamespaceId& ns, const std::vector<Item>& items, RequestMeta meta = {}) {
+  void send_put_head(std::uint64_t id, const NamespaceId& ns, const std::vector<Item>& items,
+                     RequestMeta meta = {}) {
     meta.ns = ns;
     send_request(Opcode::kPut, id, meta, table_of(items), 0);
   }
   // One item in fragments of at most `fragment` bytes.
-  void send_put_item(std::uint64_t id, std::uint32_t index, Bytes bytes, bool end, std::size_t fragment = 1 << 20,
-                     std::uint64_t checksum_error = 0) {
+  void send_put_item(std::uint64_t id, std::uint32_t index, Bytes bytes, bool end,
+                     std::size_t fragment = 1 << 20, std::uint64_t checksum_error = 0) {
     for (std::size_t at = 0; at < bytes.size(); at += fragment) {
       const Bytes piece = bytes.subspan(at, std::min(fragment, bytes.size() - at));
       const bool last = at + piece.size() == bytes.size();
       RequestMeta meta;
       if (last) meta.checksum = xxh3_64(bytes) ^ checksum_error;
-      const auto flags = static_cast<std::uint16_t>(last ? kFlagLastOfItem | (end ? kFlagEndOfRequest : 0) : 0);
+      const auto flags =
+          static_cast<std::uint16_t>(last ? kFlagLastOfItem | (end ? kFlagEndOfRequest : 0) : 0);
       send(frame(header(Opcode::kPut, id, flags, index), last ? encoded(meta) : Buffer{}, piece));
     }
   }
@@ -227,7 +230,8 @@ class Peer {
     ReplyMeta meta;
     std::size_t frames = 0;
   };
-  void send_get(std::uint64_t id, const NamespaceId& ns, const std::vector<Item>& items, RequestMeta meta = {}) {
+  void send_get(std::uint64_t id, const NamespaceId& ns, const std::vector<Item>& items,
+                RequestMeta meta = {}) {
     meta.ns = ns;
     send_request(Opcode::kGet, id, meta, table_of(items));
   }
@@ -248,8 +252,10 @@ class Peer {
       if (bytes.empty()) heads[in.header.item] = in.reply();
       bytes.insert(bytes.end(), in.payload.begin(), in.payload.end());
       const ReplyMeta& head = heads[in.header.item];
-      if (in.header.last_of_item() != (bytes.size() == head.length)) throw std::runtime_error("wrong end of an item");
-      if (in.header.last_of_item() && head.checksum != xxh3_64(bytes)) throw std::runtime_error("wrong checksum");
+      if (in.header.last_of_item() != (bytes.size() == head.length))
+        throw std::runtime_error("wrong end of an item");
+      if (in.header.last_of_item() && head.checksum != xxh3_64(bytes))
+        throw std::runtime_error("wrong checksum");
     }
     return got;
   }

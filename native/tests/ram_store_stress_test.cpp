@@ -329,7 +329,8 @@ void run_recorder(std::uint64_t seed, std::uint64_t index_hash_mask) {
   CHECK(stats.evicted_objects > 100);
   CHECK(shared.hits > 500);
   CHECK(shared.misses > 100);
-  MESSAGE("hits " << shared.hits.load() << ", misses " << shared.misses.load() << ", evicted " << stats.evicted_objects);
+  MESSAGE("hits " << shared.hits.load() << ", misses " << shared.misses.load() << ", evicted "
+                  << stats.evicted_objects);
   for (const TestNamespace& space : shared.spaces) shared.store->erase(space.id);
   CHECK(shared.store->stats().used_bytes == 0);
   CHECK(shared.store->stats().objects == 0);

@@ -37,6 +37,7 @@ struct TestStore {
   static RamStoreOptions options(std::uint64_t capacity_bytes) {
     RamStoreOptions out;
     out.catalog.capacity_bytes = capacity_bytes;
+    out.catalog.policy = make_lru_policy();  // so that the order of eviction is plain
     return out;
   }
   [[nodiscard]] ObjectKey key(std::uint64_t block, std::uint16_t stage = 0) const {

@@ -30,6 +30,7 @@ struct TestNode {
     out.server.node_id = "node-a";
     out.store.catalog.capacity_bytes = capacity_bytes;
     out.store.catalog.max_object_bytes = 16 * kMiB;
+    out.store.catalog.policy = make_lru_policy();  // so that the order of eviction is plain
     return out;
   }
   explicit TestNode(NodeOptions given = options()) : node(std::move(given)) { node.start(); }
@@ -68,7 +69,8 @@ struct TestNode {
   }
 };
 
-inline Item make_item(std::uint64_t block, std::uint16_t stage, std::size_t bytes, std::uint64_t version = 0) {
+inline Item make_item(std::uint64_t block, std::uint16_t stage, std::size_t bytes,
+                      std::uint64_t version = 0) {
   const BlockId id = make_block(block);
   return {{id, make_part(stage), route_of(id), static_cast<std::uint32_t>(bytes)},
           make_payload(block * 1000 + stage + version * 1'000'003, bytes)};

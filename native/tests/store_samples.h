@@ -1,5 +1,5 @@
-// Namespaces, keys and payload for tests of stores and servers. Payload is a function of the key, so that any byte of any
-// other object is noticed.
+// Namespaces, keys and payload for tests of stores and servers. Payload is a function of the key, so that any
+// byte of any other object is noticed.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace dfkv::test {
 
-inline std::vector<std::byte> make_descriptor(std::vector<std::pair<std::uint16_t, std::string_view>> fields) {
+inline std::vector<std::byte> make_descriptor(
+    std::vector<std::pair<std::uint16_t, std::string_view>> fields) {
   std::vector<std::byte> out;
   for (const auto& [tag, value] : fields) {
     const std::size_t at = out.size();

@@ -76,7 +76,7 @@ class Metrics:
 class EngineClient:
     """Requests to one engine, one connection each. Any thread."""
 
-    def __init__(self, port: int, model: str, *, timeout_s: float = 180.0) -> None:
+    def __init__(self, port: int, model: str, *, timeout_s: float = 600.0) -> None:
         self._port = port
         self._model = model
         self._timeout_s = timeout_s

@@ -34,7 +34,7 @@ def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.Co
 
 
 def test_every_command_is_known() -> None:
-    assert COMMANDS == ["config", "doctor", "erase", "ls", "ping", "rm", "serve", "stat", "version"]
+    assert COMMANDS == ["config", "doctor", "erase", "ls", "ping", "plan", "rm", "serve", "stat", "version"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
