@@ -355,6 +355,7 @@ void bind_client_class(nb::module_& m) {
           "release",
           [](const ClientHandle& self, const std::vector<std::pair<std::string, std::uint64_t>>& leases) {
             std::vector<Lease> all;
+            all.reserve(leases.size());
             for (const auto& [node, id] : leases) all.push_back({node, id});
             self.get().release(std::move(all));
           },

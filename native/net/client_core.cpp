@@ -32,7 +32,7 @@ std::optional<std::vector<std::uint16_t>> NamespaceBook::difference(const Namesp
 }
 
 Core::Core(Options options) : io_(std::move(options)), resolver_(io_.loop) {
-  io_.complete = [this](std::shared_ptr<Operation> op) { complete(op); };
+  io_.complete = [this](const std::shared_ptr<Operation>& op) { complete(op); };
 }
 
 Core::~Core() = default;
@@ -175,7 +175,7 @@ void Core::finish_early(const std::shared_ptr<Operation>& op, Status status) {
 }
 
 void Core::complete(const std::shared_ptr<Operation>& op) {
-  const auto keep = op;
+  const auto keep = op;  // NOLINT(performance-unnecessary-copy-initialization): op may be the one erased here
   if (active_.erase(op) == 0) return;
   if (op->timer != 0) io_.loop.cancel(std::exchange(op->timer, 0));
   op->end_all(Status::kMissNodeDown);  // none is left, unless a request was lost without a word

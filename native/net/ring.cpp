@@ -69,7 +69,7 @@ Ring::Ring(std::span<const Member> members) {
   slots_.resize(kSlots);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
     const std::uint64_t salt = mix(slot);
-    const Candidate* best = nullptr;
+    const Candidate* best = &candidates.front();
     std::uint64_t best_hash = 0;
     std::uint64_t best_cost = 0;
     for (const auto& candidate : candidates) {
@@ -77,7 +77,7 @@ Ring::Ring(std::span<const Member> members) {
       if (hash == 0) hash = 1;
       // The cost falls as the hash grows, so that equal weights need no logarithm.
       const std::uint64_t cost = equal_weights ? 0 : cost_of(hash, logs);
-      bool better = best == nullptr;
+      bool better = &candidate == best;  // the first one
       if (!better) {
         const auto mine = static_cast<Wide>(cost) * best->weight;
         const auto other = static_cast<Wide>(best_cost) * candidate.weight;

@@ -7,12 +7,14 @@ import random
 import struct
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from dfkv_connectors.vllm.layout import (
     ChunkMap,
     LayoutError,
     PagedLayout,
+    Segments,
     choose_chunk_blocks,
     choose_granules,
     share_heads,
@@ -25,7 +27,7 @@ BLOCKS, TOKENS, CONTENT = 8, 16, 4
 class Tensor:
     """What PagedLayout.of reads of a torch tensor, over numpy."""
 
-    def __init__(self, array: np.ndarray, device: str = "cpu") -> None:  # type: ignore[type-arg]
+    def __init__(self, array: npt.NDArray[np.uint16], device: str = "cpu") -> None:
         self.array = array
         self.shape = array.shape
         self.dtype = f"torch.{array.dtype}"
@@ -51,7 +53,7 @@ def caches(layers: int, heads: int) -> dict[str, Tensor]:
     return {f"layer.{i}": Tensor(storage[i]) for i in range(layers)}
 
 
-def read_segments(segments: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def read_segments(segments: Segments) -> bytes:
     return b"".join(ctypes.string_at(int(address), int(length)) for address, length in segments)
 
 
