@@ -60,7 +60,8 @@ class Ring:
 
     def __init__(self, node_ids: Sequence[str], weights: Sequence[int]) -> None: ...
     def owner(self, route: int) -> int: ...
-    def owners(self, routes: Buffer) -> bytes: ...
+    def owners(self, routes: Buffer) -> bytes:
+        """routes: u64 each. One little-endian u16 per route: the position in node_ids."""
 
 # ---- node --------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Operation:
     waits for that."""
 
     @property
-    def kind(self) -> str: ...  # "exists" | "get" | "put" | "remove" | "put_namespace" | ...
+    def kind(self) -> str: ...  # "exists" | "get" | "put" | "remove" | "erase" | "list" | "stat" | "ping"
     def done(self) -> bool: ...
     def wait(self, timeout_ms: float) -> bool:
         """True when done. Releases the GIL."""
@@ -147,7 +148,9 @@ class Operation:
     @property
     def round_trips(self) -> int: ...
     @property
-    def result(self) -> Any: ...  # list, stat, put_namespace, erase: decoded reply
+    def result(self) -> Any:
+        """What operations that ask every node came back with, by node id (None: no answer): list: a list of dicts;
+        stat: a dict; erase: objects that went; ping: microseconds. Their statuses are one per node. None for the others."""
 
 @final
 class Client:

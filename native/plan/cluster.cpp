@@ -169,10 +169,11 @@ class Cluster {
     for (std::uint32_t i = 0; i < options_.nodes; ++i) {
       if (shares_[i].empty() || !nodes_[i].copies) continue;
       NodeModel& copies = *nodes_[i].copies;
-      const auto missing =
-          std::ranges::stable_partition(shares_[i], [&copies](Block block) { return copies.holds(block); });
+      const auto held = std::stable_partition(shares_[i].begin(), shares_[i].end(),
+                                              [&copies](Block block) { return copies.holds(block); });
+      const std::span<const Block> missing(held, shares_[i].end());
       copied_ += missing.size();
-      copies.read(std::span(shares_[i].begin(), missing.begin()));
+      copies.read(std::span(shares_[i].begin(), held));
       copies.write(missing);
     }
   }

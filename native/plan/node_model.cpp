@@ -30,6 +30,7 @@ void NodeModel::read(std::span<const Block> batch) {
 void NodeModel::write(std::span<const Block> batch) {
   for (const Block block : batch) {
     if (!holds(block)) add(block);
+    policy_->stored(std::span(&handles_[block], 1));
   }
   batch_.clear();
   for (const Block block : batch) {

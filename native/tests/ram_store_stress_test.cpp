@@ -195,7 +195,7 @@ class Worker {
     if (pin.bytes().size() < 8 || pin.checksum() != xxh3_64(pin.bytes())) return 0;
     const auto version = load_le<std::uint64_t>(pin.bytes().data());
     if (version == 0 || version > target.started.load()) return 0;
-    return std::ranges::equal(pin.bytes(), payload_of(target, version)) ? version : 0;
+    return same_bytes(pin.bytes(), payload_of(target, version)) ? version : 0;
   }
 
   void keep_sometimes(ReadResult read, const Key& target) {

@@ -2,7 +2,10 @@
 // byte of any other object is noticed.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 #include <vector>
 
@@ -45,16 +48,24 @@ inline Part make_part(std::uint16_t stage) {
   return encode_part(fields);
 }
 
+// Pages that all differ, made of one random page: sanitized builds would spend most of their time here otherwise.
 inline std::vector<std::byte> make_payload(std::uint64_t seed, std::size_t bytes) {
-  std::vector<std::byte> out(bytes);
+  std::array<std::byte, 4096> page;
   std::uint64_t state = seed * 0xD1342543DE82EF95U + 1;
-  for (std::size_t at = 0; at < bytes; at += 8) {
+  for (std::size_t at = 0; at < page.size(); at += 8) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
-    std::memcpy(out.data() + at, &state, std::min<std::size_t>(8, bytes - at));
+    store_le(page.data() + at, state);
+  }
+  std::vector<std::byte> out(bytes);
+  for (std::size_t at = 0; at < bytes; at += page.size()) {
+    store_le(page.data(), state + at);
+    std::memcpy(out.data() + at, page.data(), std::min(page.size(), bytes - at));
   }
   return out;
 }
+
+inline bool same_bytes(Bytes a, Bytes b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0; }
 
 }  // namespace dfkv::test

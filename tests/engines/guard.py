@@ -68,6 +68,9 @@ def signal_all(pids: list[int], number: int) -> None:
 
 def main(arguments: list[str]) -> int:
     grace_s = float(arguments[0])
+    # A process group of its own: Ctrl-C reaches the owner alone, which then ends its servers in order. Not a session of its
+    # own: the kernel deals out CPU time by session, and a node that needs little would wait behind a busy engine.
+    os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     stop_read, stop_write = os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop_write, b"t"))

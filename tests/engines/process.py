@@ -45,7 +45,6 @@ class ServerProcess:
         with self.log.open("ab") as output:
             output.write(f"$ {' '.join(command)}\n".encode())
             output.flush()
-            # A session of its own: Ctrl-C reaches the owner alone, which then ends its servers in order.
             self._guard = subprocess.Popen(
                 [sys.executable, str(GUARD), str(self._grace_s), *command],
                 stdin=subprocess.PIPE,
@@ -53,7 +52,6 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env=dict(env),
                 cwd=cwd,
-                start_new_session=True,
             )
         self.started_s = time.monotonic()
 
