@@ -51,7 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--budget-s",
         type=float,
         default=390.0,
-        help="on slow machines fewer repetitions run without dfkv, to end in this time (default 390)",
+        help="on slow machines fewer documents are computed cold, to end in this time (default 390)",
     )
     options = parser.parse_args(arguments)
     if options.repeats < 1:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -23,8 +24,9 @@ RUNS = (COLD, SAVING, RESTORED, RESTARTED, LOCAL)
 
 ANSWER_TOKENS = 16
 WRITER_QUESTION, READER_QUESTION = 0, 1
-LEAST_COLD = 2  # repetitions without dfkv, however slow the machine
-RESTART_S = 60.0  # set aside for the engine's restart and what follows it
+LEAST_DOCUMENTS = 2  # computed cold, however slow the machine
+RESTART_SHARE = 0.7  # of the time that three engines together need to start
+STOPS_S = 8.0
 METRICS_DEADLINE_S = 3.0
 
 Say = Callable[[str], None]
@@ -77,10 +79,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Sample:
-    """One request of one run."""
+    """One request of one run. ``document``: which window of the text it asked about."""
 
     run: str
     repeat: int
+    document: int
     answer: Completion
     traffic: Traffic
 
@@ -110,12 +113,17 @@ class Results:
     def at(self, run: str, repeat: int) -> Sample | None:
         return next((sample for sample in self.of(run) if sample.repeat == repeat), None)
 
+    def cold(self, document: int) -> Sample | None:
+        """The run that computed the same prompt from its first token."""
+        return next((sample for sample in self.of(COLD) if sample.document == document), None)
+
 
 class Measurement:
     """Engine A has no connector; B fills the cache; C is another process that never computed what it is asked about.
 
     All stay up, since an idle engine uses no CPU (that is measured), and are asked in turn, one request at a time: what a
-    busy machine does to one run it does to all.
+    busy machine does to one run it does to all. Each repetition has a document of its own, unless computing another one
+    cold, twice, does not fit into the budget: then C forgets an earlier one and restores that again.
     """
 
     def __init__(self, setup: Setup, say: Say, doing: Doing) -> None:
@@ -165,30 +173,34 @@ class Measurement:
 
     def _warm_up(self, engines: list[VllmServer], prompts: Prompts) -> None:
         with self._doing("warming up"):
-            for index, engine in enumerate(engines):
-                for _ in range(2):
-                    self._complete(engine, prompts.warm_up(index))
+            with ThreadPoolExecutor(len(engines)) as pool:
+                list(pool.map(self._complete, engines, map(prompts.warm_up, range(len(engines)))))
             for engine in engines:
                 self._results.idle_cpus[engine.name] = engine.busy_cpus()
         busiest = max(self._results.idle_cpus.values())
         self._say(f"warm; idle engines use {busiest:.2f} CPUs at most")
 
     def _repetition(self, repeat: int, prompts: Prompts, elapsed_s: float) -> None:
-        asked = prompts.prompt(repeat, READER_QUESTION)
-        if self._affordable(repeat, elapsed_s):
-            self._ask(COLD, repeat, self._without, asked)
-        self._ask(SAVING, repeat, self._writer, prompts.prompt(repeat, WRITER_QUESTION))
-        self._ask(RESTORED, repeat, self._reader, asked)
-        self._ask(LOCAL, repeat, self._reader, asked)
+        document = len(self._results.of(COLD))
+        if self._affordable(repeat, document, elapsed_s):
+            self._ask(COLD, repeat, document, self._without, prompts.prompt(document, READER_QUESTION))
+            self._ask(SAVING, repeat, document, self._writer, prompts.prompt(document, WRITER_QUESTION))
+        else:
+            document = repeat % document
+            self._reader.client.reset_prefix_cache()
+        asked = prompts.prompt(document, READER_QUESTION)
+        self._ask(RESTORED, repeat, document, self._reader, asked)
+        self._ask(LOCAL, repeat, document, self._reader, asked)
 
-    def _affordable(self, repeat: int, elapsed_s: float) -> bool:
-        """Whether a run without dfkv fits into the time left; every run that needs dfkv has to."""
-        if repeat < LEAST_COLD:
+    def _affordable(self, repeat: int, documents: int, elapsed_s: float) -> bool:
+        """Whether the time left is enough for computing another document cold, besides all that has to follow."""
+        if documents < LEAST_DOCUMENTS:
             return True
-        saving = max(sample.answer.total_s for sample in self._results.of(SAVING))
-        cold = max(sample.answer.total_s for sample in self._results.of(COLD))
-        needed = (self._setup.repeats - repeat) * (saving + 5.0) + cold + RESTART_S
-        return elapsed_s + needed <= self._setup.budget_s
+        longest_s = {run: max(sample.answer.total_s for sample in self._results.of(run)) for run in RUNS[:3]}
+        restart_s = STOPS_S + RESTART_SHARE * max(self._results.starts_s.values())
+        restores_s = (2 * (self._setup.repeats - repeat) + self._setup.repeats) * (longest_s[RESTORED] + 0.3)
+        needed_s = longest_s[COLD] + longest_s[SAVING] + 1.0 + restart_s + restores_s
+        return elapsed_s + needed_s <= self._setup.budget_s
 
     def _restart(self, prompts: Prompts) -> None:
         engine = self._reader
@@ -198,15 +210,19 @@ class Measurement:
             engine.wait_ready()
             self._complete(engine, prompts.warm_up(len(self._results.starts_s)))
         self._say("engine C is a fresh process again")
+        documents = len(self._results.of(COLD))
         for repeat in range(self._setup.repeats):
-            self._ask(RESTARTED, repeat, engine, prompts.prompt(repeat, READER_QUESTION))
+            if repeat >= documents:
+                engine.client.reset_prefix_cache()
+            document = repeat % documents
+            self._ask(RESTARTED, repeat, document, engine, prompts.prompt(document, READER_QUESTION))
 
-    def _ask(self, run: str, repeat: int, engine: VllmServer, prompt: list[int]) -> None:
+    def _ask(self, run: str, repeat: int, document: int, engine: VllmServer, prompt: list[int]) -> None:
         before = Traffic.of(engine.client.metrics())
         with self._doing(f"{repeat + 1}/{self._setup.repeats}  {run}"):
             answer = self._complete(engine, prompt)
             traffic = self._settled(run, engine, before)
-        self._results.samples.append(Sample(run, repeat, answer, traffic))
+        self._results.samples.append(Sample(run, repeat, document, answer, traffic))
         moved = f", {traffic.restored_tokens} tokens restored" if traffic.restored_tokens else ""
         self._say(f"  {repeat + 1}/{self._setup.repeats}  {run:<28} first token after {answer.ttft_s:6.2f} s{moved}")
 

@@ -44,6 +44,12 @@ def print_table(console: Console, verdict: Verdict, results: Results) -> None:
         f"\nTTFT: medians. Prompts of a repetition share {results.shared_tokens:,} tokens; engines restore whole chunks and "
         "compute the rest.\nMB moved: saved while prefilling cold, loaded when restoring.\n"
     )
+    documents, repeats = len(results.of(COLD)), len(results.of(RESTORED))
+    if documents < repeats:
+        console.print(
+            f"Computing {repeats} documents cold, twice each, would have taken too long here: {documents} were, and the engine "
+            "was made to forget them for the other repetitions (see --budget-s).\n"
+        )
     for bar in verdict.bars:
         mark = "[green]met[/]" if bar.met else "[red]missed[/]"
         console.print(f"  {mark}  {bar.what}: {bar.measured:.3f} {bar.unit}, at most {bar.limit:.3f} {bar.unit}")
@@ -83,6 +89,7 @@ def to_json(verdict: Verdict, results: Results, about: dict[str, Any]) -> dict[s
             {
                 "run": sample.run,
                 "repeat": sample.repeat,
+                "document": sample.document,
                 "ttft_s": round(sample.answer.ttft_s, 4),
                 "total_s": round(sample.answer.total_s, 4),
                 "cached_tokens": sample.answer.cached_tokens,

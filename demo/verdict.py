@@ -94,7 +94,7 @@ def _row(run: str, samples: list[Sample]) -> Row:
 
 
 def _judge_repetition(verdict: Verdict, results: Results, repeat: int) -> None:
-    local, cold = results.at(LOCAL, repeat), results.at(COLD, repeat)
+    local = results.at(LOCAL, repeat)
     if local is None:
         verdict.faults.append(f"repetition {repeat + 1} has no local prefix hit to compare with")
         return
@@ -102,6 +102,7 @@ def _judge_repetition(verdict: Verdict, results: Results, repeat: int) -> None:
         verdict.faults.append(
             f"repetition {repeat + 1}: the engine's own prefix cache did not answer the repeated prompt"
         )
+    cold = results.cold(local.document)
     for run in (RESTORED, RESTARTED):
         sample = results.at(run, repeat)
         if sample is None:

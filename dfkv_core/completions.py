@@ -26,9 +26,12 @@ class OperationFuture(Future[T]):
     """A future whose cancel() ends the operation: once it returns, nothing touches the caller's memory."""
 
     _operation: _native.Operation | None = None
+    _cancelling = False
 
     def cancel(self) -> bool:
-        if self._operation is not None:
+        if self._operation is not None and not self._operation.done():
+            # The dispatching thread may be the first to see the end: it must not take it for a result.
+            self._cancelling = True
             self._operation.cancel()
         return super().cancel()
 
@@ -53,6 +56,8 @@ class Completions:
 
         def done() -> None:
             with contextlib.suppress(InvalidStateError):
+                if future._cancelling:
+                    future.cancel()
                 if not future.set_running_or_notify_cancel():
                     return
                 try:

@@ -108,7 +108,8 @@ def _loss(cluster: ClusterReport, costs: Costs) -> str:
         f"{_pct(cluster.hit_ratio_after_loss)} in the next twentieth of the trace; "
     )
     if cluster.requests_until_whole is None:
-        words += "they had not come back by its end"
+        less = "" if cluster.capacity_blocks is None else ": the others have less room together"
+        words += f"they had not come back by its end{less}"
     else:
         words += f"they are back after {cluster.requests_until_whole:,} requests"
     if costs.prefill_tokens_per_s is not None:

@@ -243,6 +243,7 @@ void Connection::abandon(const std::shared_ptr<Request>& request) {
 
 void Connection::watch_progress() {
   moved_bytes_seen_ = moved_bytes_;
+  received_bytes_seen_ = received_bytes_;
   const milliseconds stall_time(io_.options.stall_timeout_ms *
                                 (lane_ == Lane::kBulk ? 1 : kControlStallFactor));
   progress_timer_ = io_.loop.at(Clock::now() + stall_time, [this, stall_time] {
@@ -250,12 +251,17 @@ void Connection::watch_progress() {
     const auto now = Clock::now();
     bool any = false;
     bool overdue = false;
+    bool sending = false;
     for (const auto& [id, request] : inflight_) {
       any |= request->detached;
+      sending |= request->detached && request->sender && !request->sender->finished();
       overdue |= request->detached && now >= request->detached_at + stall_time * kAbandonedFactor;
     }
     if (!any) return;
-    if (overdue || moved_bytes_ == moved_bytes_seen_) {
+    // What this side sends says nothing of a peer that owes an answer: the kernel takes it from anybody.
+    const bool moved =
+        received_bytes_ != received_bytes_seen_ || (sending && moved_bytes_ != moved_bytes_seen_);
+    if (overdue || !moved) {
       return fail(FailureKind::kStalled, "the node did not go on with a request whose deadline had passed");
     }
     watch_progress();

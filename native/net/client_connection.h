@@ -147,6 +147,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   EventLoop::TimerId progress_timer_ = 0;
   std::uint64_t moved_bytes_ = 0;
   std::uint64_t moved_bytes_seen_ = 0;
+  std::uint64_t received_bytes_ = 0;
+  std::uint64_t received_bytes_seen_ = 0;
 };
 
 }  // namespace dfkv::client

@@ -33,6 +33,7 @@ bool Connection::receive(std::span<iovec> iov, std::size_t& got) {
   if (result > 0) {
     got = static_cast<std::size_t>(result);
     moved_bytes_ += got;
+    received_bytes_ += got;
     bump(io_.counters.bytes_received, got);
     return true;
   }

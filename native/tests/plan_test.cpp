@@ -111,6 +111,14 @@ TEST_CASE("hits end at the first miss") {
   CHECK(replay(trace, "unbounded", 1).hits == Hits{0, 0, 3});
 }
 
+TEST_CASE("what is held behind a miss is no hit, for anybody") {
+  const Trace trace = trace_of({{1}, {2, 1}});
+  for (const auto name : replay_names()) {
+    CAPTURE(name);
+    CHECK(replay(trace, name, 3).hits == Hits{0, 0});
+  }
+}
+
 TEST_CASE("lru-ref looks a block up after those before it have been inserted") {
   // One place: each block throws out the one before it.
   const Trace trace = trace_of({{1, 2}, {2, 1}, {1}});

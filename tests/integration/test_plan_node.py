@@ -31,12 +31,16 @@ def name_of(block: int) -> bytes:
     return hashlib.sha256(b"%d" % block).digest()[:16]
 
 
+def node_config(ram_bytes: int) -> NodeConfig:
+    return NodeConfig.model_validate({"port": 0, "ram_bytes": ram_bytes})
+
+
 def replay_on_node(blocks: Sequence[Sequence[int]], capacity_blocks: int) -> list[int]:
     """Hits per request: what is held is read, all behind the first miss is written, as an engine does it."""
     payload = bytes(range(256)) * (OBJECT_BYTES // 256)
     landing = bytearray(OBJECT_BYTES)
     hits = []
-    with CacheNode(NodeConfig(port=0, ram_bytes=capacity_blocks * OBJECT_BYTES)) as node:
+    with CacheNode(node_config(capacity_blocks * OBJECT_BYTES)) as node:
         assert node.stats()["capacity_bytes"] == capacity_blocks * OBJECT_BYTES
         # One connection: a large batch over two of them is two batches to the node, which end in any order.
         with Client.open([node.address], connections_per_node=1) as client:
