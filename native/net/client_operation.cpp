@@ -64,6 +64,7 @@ void Input::validate() {
     }
     return;
   }
+  if (!parts.empty()) refuse("required parts belong to exists alone");
   if (kind == Kind::kRemove) return;
   if (first_segment.size() != std::size_t{count} + 1 || first_segment.back() != segments.size()) {
     refuse("the counts name " + std::to_string(first_segment.empty() ? 0 : first_segment.back()) +

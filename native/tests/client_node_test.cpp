@@ -57,7 +57,8 @@ struct Cluster {
   }
 };
 
-// The bytes of a key are known from its number: whatever is read is right or wrong without a record of what was put.
+// The bytes of a key are known from its number: whatever is read is right or wrong without a record of what
+// was put.
 ByteVector content_of(std::uint64_t key) {
   constexpr std::array<std::size_t, 4> kSizes = {700, 40'000, 100'001, 2'500'000};
   std::mt19937_64 random(key);

@@ -424,6 +424,8 @@ TEST_CASE("empty batches end at once; tables that do not fit together are refuse
   CHECK_THROWS_AS(Batch(Kind::kPut, ns).item(block_of(1), 0, {{0, 10}}).submit(client),
                   std::invalid_argument);
   CHECK_THROWS_AS(Batch(Kind::kGet, ns).item(block_of(1), 0, {}).submit(client), std::invalid_argument);
+  CHECK_THROWS_AS(Batch(Kind::kGet, ns).parts({0}).item(block_of(1), 0, memory).submit(client),
+                  std::invalid_argument);
   Batch wrong(Kind::kPut, ns);
   wrong.item(block_of(1), 0, memory);
   store_le<std::uint32_t>(wrong.input.table.data() + 32, 11);

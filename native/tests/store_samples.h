@@ -48,7 +48,8 @@ inline Part make_part(std::uint16_t stage) {
   return encode_part(fields);
 }
 
-// Pages that all differ, made of one random page: sanitized builds would spend most of their time here otherwise.
+// Pages that all differ, made of one random page: sanitized builds would spend most of their time here
+// otherwise.
 inline std::vector<std::byte> make_payload(std::uint64_t seed, std::size_t bytes) {
   std::array<std::byte, 4096> page;
   std::uint64_t state = seed * 0xD1342543DE82EF95U + 1;
@@ -66,6 +67,8 @@ inline std::vector<std::byte> make_payload(std::uint64_t seed, std::size_t bytes
   return out;
 }
 
-inline bool same_bytes(Bytes a, Bytes b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0; }
+inline bool same_bytes(Bytes a, Bytes b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
 
 }  // namespace dfkv::test
