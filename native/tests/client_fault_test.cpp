@@ -36,6 +36,9 @@ struct Fixture {
     peer.store(block_of(1), 0, bytes);
     peer.store(block_of(2), 0, ByteVector(bytes.begin(), bytes.begin() + 1000));
   }
+  ~Fixture() { peer.stop(); }  // its hooks refer to what goes first otherwise
+  Fixture(const Fixture&) = delete;
+  Fixture& operator=(const Fixture&) = delete;
   // Gets object 1 into `memory` and object 2 into `small`.
   std::shared_ptr<Operation> get_both(ByteVector& memory, ByteVector& small,
                                       std::chrono::nanoseconds deadline = 5s) {
@@ -324,6 +327,7 @@ TEST_CASE("a node that stops inside a payload costs the deadline, and the memory
   CHECK(f.client->counters().cooldowns.load() == 0);
   CHECK(f.client->counters().deadline_hits.load() == 1);
   CHECK(f.peer.seen[static_cast<int>(Opcode::kCancel)] == 1);
+  f.peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("a connection that a stalled operation leaves half-way does not hold up the next") {
@@ -402,6 +406,7 @@ TEST_CASE("a put whose node does not read costs the deadline, and the memory can
   f.check_works();
   CHECK(f.client->counters().disconnects.load() == 0);
   CHECK(f.peer.bad_frames == 0);
+  f.peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("cancel returns with the memory detached") {
@@ -432,6 +437,7 @@ TEST_CASE("cancel returns with the memory detached") {
   hold = false;
   f.check_works();
   CHECK(f.client->counters().disconnects.load() == 0);
+  f.peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("a slow node does not go out of use because of deadlines") {
@@ -555,6 +561,7 @@ TEST_CASE("one second try, on a fresh connection") {
   });
   CHECK(get_small() == "node_down");
   CHECK(gets == 2);
+  f.peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("a second try gets only what is missing") {
@@ -580,6 +587,7 @@ TEST_CASE("a second try gets only what is missing") {
   CHECK(name_of(status_of(*op, 1)) == "ok");
   CHECK(memory == f.bytes);
   CHECK(sizes == std::vector<std::size_t>{2, 1});
+  f.peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("leases that come too late are given back") {
@@ -754,4 +762,5 @@ TEST_CASE("random deadlines and cancels under a node that stutters: no wrong byt
   CHECK(f.client->counters().protocol_faults.load() == 0);
   CHECK(f.client->counters().checksum_failures.load() == 0);
   CHECK(f.client->counters().inflight_operations.load() == 0);
+  f.peer.stop();  // before what its hook refers to goes
 }

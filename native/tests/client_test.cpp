@@ -192,8 +192,11 @@ TEST_CASE("large batches are spread over the bulk connections, small ones are no
   auto small =
       Batch(Kind::kGet, ns).item(block_of(0), 0, memory[0]).item(block_of(1), 0, memory[1]).submit(client);
   REQUIRE(small->wait(5s));
-  CHECK(items_by_connection.size() == 1);
-  items_by_connection.clear();
+  {
+    const std::lock_guard lock(mutex);
+    CHECK(items_by_connection.size() == 1);
+    items_by_connection.clear();
+  }
   Batch large(Kind::kGet, ns);
   for (std::uint64_t i = 0; i < 12; ++i) large.item(block_of(i), 0, memory[i]);
   const auto op = large.submit(client);
@@ -204,6 +207,7 @@ TEST_CASE("large batches are spread over the bulk connections, small ones are no
     CHECK(name_of(status_of(*op, i)) == "ok");
     CHECK(peer.load(block_of(i), 0) == memory[i]);
   }
+  peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("small negotiated limits: fragments and tables fit them") {
@@ -234,6 +238,7 @@ TEST_CASE("small negotiated limits: fragments and tables fit them") {
   REQUIRE(found->wait(5s));
   CHECK(found->prefix() == tiny.size() + 1);
   CHECK(largest <= 16 * 1024);
+  peer.stop();  // before what its hook refers to goes
 }
 
 TEST_CASE("every namespace is registered before anything else on every connection") {
@@ -253,7 +258,7 @@ TEST_CASE("every namespace is registered before anything else on every connectio
     REQUIRE(op->wait(5s));
     CHECK(is_done(status_of(*op)));
   }
-  const std::lock_guard lock(mutex);
+  peer.stop();  // before what its hook refers to is read
   std::size_t puts = 0;
   for (const auto& [number, opcodes] : order) {
     const auto put = std::ranges::find(opcodes, Opcode::kPut);
