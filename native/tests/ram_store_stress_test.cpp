@@ -60,7 +60,7 @@ struct Recorder {
   std::unique_ptr<RamStore> store;
   std::vector<TestNamespace> spaces;
   std::vector<std::vector<Key>> keys;  // by owner
-  std::atomic<std::uint64_t> hits{0}, misses{0}, unexplained{0}, expired_reads{0};
+  std::atomic<std::uint64_t> hits{0}, misses{0}, unexplained{0}, leases{0};
   std::atomic<int> failures{0};
 
   void fail(const std::string& what) {
@@ -256,6 +256,7 @@ class Worker {
     for (std::size_t part = 0; part < kParts; ++part) table.parts.push_back(key(part).key.part);
     for (std::size_t i = block; i < std::min(block + 4, kBlocks); ++i)
       table.chunks.push_back({make_block(i), 0});
+    for (std::size_t part = 0; part < kParts; ++part) write(block * kParts + part, false);
     const bool short_lived = one_in(3);
     const auto result = store_.exists(shared_.spaces[self_].id, table, short_lived ? 1 : 60'000, self_);
     for (std::size_t i = 0; i < result.prefix; ++i) {
@@ -266,7 +267,14 @@ class Worker {
     }
     if (result.lease_id == 0) return;
     if (short_lived) return;  // ends by itself
-    for (int i = 0; i < 5; ++i) write(random_() % stored_.size(), false);
+    ++shared_.leases;
+    // Enough now and then to push out everything that is not pinned; elsewhere, because what replaces a
+    // leased object is not leased.
+    const int writes = one_in(10) ? 150 : 5;
+    for (int i = 0; i < writes; ++i) {
+      const std::size_t other = (block + 4 + random_() % (kBlocks - 8)) % kBlocks;
+      write(other * kParts + random_() % kParts, true);
+    }
     // The share of the leases may have covered only the first chunk.
     for (std::size_t part = 0; part < kParts; ++part) {
       if (stored_[block * kParts + part].version != 0 && !acquire(key(block * kParts + part).key).pin) {
@@ -329,6 +337,8 @@ void run_recorder(std::uint64_t seed, std::uint64_t index_hash_mask) {
   CHECK(stats.evicted_objects > 100);
   CHECK(shared.hits > 500);
   CHECK(shared.misses > 100);
+  CHECK(shared.leases > 50);
+  CHECK(shared.unexplained < shared.misses / 2);
   MESSAGE("hits " << shared.hits.load() << ", misses " << shared.misses.load() << ", evicted "
                   << stats.evicted_objects);
   for (const TestNamespace& space : shared.spaces) shared.store->erase(space.id);
