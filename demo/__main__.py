@@ -50,8 +50,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--budget-s",
         type=float,
-        default=390.0,
-        help="on slow machines fewer documents are computed cold, to end in this time (default 390)",
+        default=400.0,
+        help="on slow machines fewer documents are computed cold, to end in this time (default 400)",
     )
     options = parser.parse_args(arguments)
     if options.repeats < 1:

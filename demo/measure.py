@@ -24,9 +24,10 @@ RUNS = (COLD, SAVING, RESTORED, RESTARTED, LOCAL)
 
 ANSWER_TOKENS = 16
 WRITER_QUESTION, READER_QUESTION = 0, 1
-LEAST_DOCUMENTS = 2  # computed cold, however slow the machine
-RESTART_SHARE = 0.7  # of the time that three engines together need to start
-STOPS_S = 8.0
+LEAST = {COLD: 1, SAVING: 2}  # runs, however slow the machine
+RESTART_SHARE = 0.6  # of the time that three engines together need to start
+STOPS_S = 6.0
+ROUND_S = 0.3  # between two requests
 METRICS_DEADLINE_S = 3.0
 
 Say = Callable[[str], None]
@@ -44,7 +45,7 @@ class Setup:
     repeats: int = 5
     kv_space_gib: int = 1
     ram: str = "4GiB"
-    budget_s: float = 390.0
+    budget_s: float = 400.0
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ class Measurement:
     """Engine A has no connector; B fills the cache; C is another process that never computed what it is asked about.
 
     All stay up, since an idle engine uses no CPU (that is measured), and are asked in turn, one request at a time: what a
-    busy machine does to one run it does to all. Each repetition has a document of its own, unless computing another one
-    cold, twice, does not fit into the budget: then C forgets an earlier one and restores that again.
+    busy machine does to one run it does to all. Each repetition has a document of its own, computed cold by A and B. Where that
+    does not fit into the budget A is left out, and where B does not fit either C forgets an earlier document and restores
+    that one again.
     """
 
     def __init__(self, setup: Setup, say: Say, doing: Doing) -> None:
@@ -136,6 +138,7 @@ class Measurement:
         self._writer = self._engine("B", connector)
         self._reader = self._engine("C", connector)
         self._results = Results()
+        self._begun = time.monotonic()
 
     def _engine(self, name: str, connector: dict[str, object] | None) -> VllmServer:
         setup = self._setup
@@ -149,7 +152,7 @@ class Measurement:
 
     def run(self) -> Results:
         """Raises ServerError, HttpError, OSError. Leaves no process behind."""
-        begun = time.monotonic()
+        begun = self._begun = time.monotonic()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._node)
             self._say(f"dfkv serve is ready ({time.monotonic() - begun:.1f} s)")
@@ -165,7 +168,7 @@ class Measurement:
             self._say(f"three engines are ready ({time.monotonic() - begun:.0f} s)")
             self._warm_up(engines, prompts)
             for repeat in range(self._setup.repeats):
-                self._repetition(repeat, prompts, time.monotonic() - begun)
+                self._repetition(repeat, prompts)
             self._without.stop()
             self._writer.stop()
             self._restart(prompts)
@@ -180,10 +183,11 @@ class Measurement:
         busiest = max(self._results.idle_cpus.values())
         self._say(f"warm; idle engines use {busiest:.2f} CPUs at most")
 
-    def _repetition(self, repeat: int, prompts: Prompts, elapsed_s: float) -> None:
-        document = len(self._results.of(COLD))
-        if self._affordable(repeat, document, elapsed_s):
+    def _repetition(self, repeat: int, prompts: Prompts) -> None:
+        document = len(self._results.of(SAVING))
+        if self._fits(COLD, repeat):
             self._ask(COLD, repeat, document, self._without, prompts.prompt(document, READER_QUESTION))
+        if self._fits(SAVING, repeat):
             self._ask(SAVING, repeat, document, self._writer, prompts.prompt(document, WRITER_QUESTION))
         else:
             document = repeat % document
@@ -192,15 +196,19 @@ class Measurement:
         self._ask(RESTORED, repeat, document, self._reader, asked)
         self._ask(LOCAL, repeat, document, self._reader, asked)
 
-    def _affordable(self, repeat: int, documents: int, elapsed_s: float) -> bool:
-        """Whether the time left is enough for computing another document cold, besides all that has to follow."""
-        if documents < LEAST_DOCUMENTS:
+    def _fits(self, run: str, repeat: int) -> bool:
+        """Whether there is time for computing a document cold, besides all that has to follow: this and the later
+        repetitions, the restart and what is restored after it. Later documents go before further runs without dfkv."""
+        results = self._results
+        if len(results.of(run)) < LEAST[run]:
             return True
-        longest_s = {run: max(sample.answer.total_s for sample in self._results.of(run)) for run in RUNS[:3]}
-        restart_s = STOPS_S + RESTART_SHARE * max(self._results.starts_s.values())
-        restores_s = (2 * (self._setup.repeats - repeat) + self._setup.repeats) * (longest_s[RESTORED] + 0.3)
-        needed_s = longest_s[COLD] + longest_s[SAVING] + 1.0 + restart_s + restores_s
-        return elapsed_s + needed_s <= self._setup.budget_s
+        longest_s = {name: max((s.answer.total_s for s in results.of(name)), default=0.0) + ROUND_S for name in RUNS}
+        later = self._setup.repeats - repeat - 1
+        follows_s = (later + 1) * (longest_s[RESTORED] + longest_s[LOCAL]) + self._setup.repeats * longest_s[RESTORED]
+        follows_s += STOPS_S + RESTART_SHARE * max(results.starts_s.values())
+        if run == COLD:
+            follows_s += (later + 1) * longest_s[SAVING]
+        return time.monotonic() - self._begun + longest_s[run] + follows_s <= self._setup.budget_s
 
     def _restart(self, prompts: Prompts) -> None:
         engine = self._reader
@@ -210,7 +218,7 @@ class Measurement:
             engine.wait_ready()
             self._complete(engine, prompts.warm_up(len(self._results.starts_s)))
         self._say("engine C is a fresh process again")
-        documents = len(self._results.of(COLD))
+        documents = len(self._results.of(SAVING))
         for repeat in range(self._setup.repeats):
             if repeat >= documents:
                 engine.client.reset_prefix_cache()
