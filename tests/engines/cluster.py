@@ -22,6 +22,7 @@ ANSWER_TOKENS = 12
 PATIENT = {"lookup_deadline_ms": 3000}
 """On a busy machine half a second says more about the machine than about a lookup."""
 SETTLE_DEADLINE_S = 15.0
+EXTRA_CACHE_SALT = 2
 _SHARING = re.compile(r"sharing KV in namespace ([0-9a-f]{32}) .*chunks of (\d+) tokens, (\d+) parts of (\d+) bytes")
 
 
@@ -161,12 +162,14 @@ def wait_saved(server: VllmServer, answer: Answer, tokens: int) -> Answer:
         time.sleep(0.05)
 
 
-def chunk_ids(sharing: Sharing, tokens: list[int]) -> list[bytes]:
+def chunk_ids(sharing: Sharing, tokens: list[int], *, cache_salt: str = "") -> list[bytes]:
     """Ids of a prompt's chunks, from the independent implementation: a chunk's is that of its last block."""
     tip = identity.chain_start()
+    extras = [(EXTRA_CACHE_SALT, cache_salt.encode())] if cache_salt else []
     ids = []
     for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
-        tip = identity.chain_next(tip, tokens[end - BLOCK_TOKENS : end])
+        tip = identity.chain_next(tip, tokens[end - BLOCK_TOKENS : end], extras)
+        extras = []
         if end % sharing.chunk_tokens == 0:
             ids.append(tip[:16])
     return ids

@@ -57,6 +57,9 @@ class ModelSpec:
 TINY = ModelSpec(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=512, max_positions=8192)
 """2.7 M parameters: for behaviour."""
 
+WIDE = ModelSpec(hidden=256, layers=8, heads=8, kv_heads=8, intermediate=512, max_positions=8192)
+"""4 times the KV of TINY: for transfers that last."""
+
 SMALL = ModelSpec(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=3072, max_positions=16384)
 """105 M parameters, 12,288 bytes of KV a token: prefilling 8k tokens takes 10 to 30 s on two cores."""
 

@@ -145,6 +145,10 @@ class DfkvServe(ServerProcess):
         self.ram = ram
         self._env = dict(env or {})
 
+    def set_env(self, name: str, value: str) -> None:
+        """One more variable for the starts to come."""
+        self._env[name] = value
+
     def start(self) -> None:
         """Launches it without waiting. After `stop` or `kill` it may be started again: the same address, an empty cache."""
         command = [
