@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dfkv_connectors import model_files
+from dfkv_connectors.model_files import IdentityError, model_directory, named_weights, read_config, rope_regime
 from dfkv_core.config import VllmConnectorConfig
 from dfkv_core.kv_formats import KV_FORMATS, kv_format_for
 from dfkv_core.namespace import Group, GroupKind, HashForm, NamespaceDescriptor, ShardScheme
@@ -18,75 +20,19 @@ from dfkv_core.weights import WeightsError, weights_digest
 
 from .layout import HeadShare, PagedLayout
 
-# Keys of config.json that say nothing about the values of KV. Append only.
-CONFIG_IGNORED = frozenset(
-    {
-        "_name_or_path",
-        "architectures_comment",
-        "transformers_version",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "id2label",
-        "label2id",
-    }
-)
-
-
-class IdentityError(Exception):
-    """The engine cannot be identified well enough to share. The message says what to configure."""
-
-
-def model_directory(model_config: Any) -> Path:
-    """The directory that the engine loaded the model from: a path, or a snapshot in the hub's local cache."""
-    model = Path(str(model_config.model)).expanduser()
-    if model.is_dir():
-        return model
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(str(model_config.model), revision=model_config.revision, local_files_only=True))
-    except Exception as error:
-        raise IdentityError(
-            f"no local files of model {str(model_config.model)!r} ({type(error).__name__}); set weights_id"
-        ) from None
-
 
 def config_digest(model_config: Any, directory: Path) -> bytes:
-    """SHA-256 of config.json less CONFIG_IGNORED, with the overrides that the engine was started with."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("not an object")
-    except (OSError, ValueError) as error:
-        raise IdentityError(f"{directory / 'config.json'} cannot be read ({error})") from None
+    """SHA-256 of config.json, with the overrides that the engine was started with. Raises IdentityError."""
+    config = read_config(directory)
     overrides = model_config.hf_overrides
     if callable(overrides):
         raise IdentityError("hf_overrides is a function, which has no identity; pass its values as a dictionary")
-    record = {
-        "config": {key: value for key, value in config.items() if key not in CONFIG_IGNORED},
-        "overrides": dict(overrides or {}),
-        "rope": _rope_regime(model_config),
-        "quantization": str(model_config.quantization or ""),
-    }
-    try:
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).digest()
-    except TypeError as error:
-        raise IdentityError(f"hf_overrides cannot be written as JSON ({error})") from None
-
-
-def _rope_regime(model_config: Any) -> str:
-    """Long-context rope variants choose their factors by the declared maximum, so that it changes KV there only."""
-    config = model_config.hf_text_config
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = str(rope.get("rope_type") or rope.get("type") or "") if isinstance(rope, dict) else ""
-    if kind not in {"longrope", "su", "dynamic"}:
-        return ""
-    return f"{kind}:{model_config.max_model_len}"
+    return model_files.config_digest(
+        config,
+        overrides=dict(overrides or {}),
+        rope=rope_regime(model_config.hf_text_config, model_config.max_model_len),
+        quantization=str(model_config.quantization or ""),
+    )
 
 
 def derive_namespace(
@@ -102,9 +48,11 @@ def derive_namespace(
     """Reads model files: call it once, at start. Raises IdentityError or WeightsError."""
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     readable = Path(str(model_config.model)).is_dir()
-    directory = None if config.weights_id and not readable else model_directory(model_config)
+    directory = None
+    if readable or not config.weights_id:
+        directory = model_directory(str(model_config.model), model_config.revision)
     if config.weights_id:
-        weights = hashlib.sha256(b"dfkv.weights.id\0" + config.weights_id.encode()).digest()
+        weights = named_weights(config.weights_id)
     else:
         assert directory is not None
         weights = weights_digest(directory, config.weights_digest, cache_dir)
@@ -165,12 +113,10 @@ def describe_page_format(vllm_config: Any, spec: Any) -> str:
 
 
 __all__ = [
-    "CONFIG_IGNORED",
     "IdentityError",
     "WeightsError",
     "config_digest",
     "derive_namespace",
     "describe_page_format",
     "kv_format",
-    "model_directory",
 ]

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dfkv_connectors.tables import Segments, item_table
 from dfkv_core.keys import PartFields
 
 MAX_DEFAULT_GRANULES = 8
 MAX_CHUNK_BLOCKS = 16
-
-Segments = npt.NDArray[np.uint64]  # shape [n, 2]: address, length in bytes
 
 
 class LayoutError(Exception):
@@ -224,18 +223,7 @@ class ChunkMap:
 
     def items(self, chunk_ids: bytes) -> bytes:
         """The packed item table: every local part of every chunk, {block 16, part 8, route 8, u32 length, u32 0}."""
-        chunks = len(chunk_ids) // 16
-        table = np.zeros(
-            (chunks, len(self.parts)),
-            dtype=np.dtype([("block", "S16"), ("part", "<u8"), ("route", "<u8"), ("length", "<u4"), ("zero", "<u4")]),
-        )
-        blocks = np.frombuffer(chunk_ids, dtype=np.uint8).reshape(chunks, 16)
-        raw = table.view(np.uint8).reshape(chunks, len(self.parts), table.dtype.itemsize)
-        raw[:, :, :16] = blocks[:, None, :]
-        raw[:, :, 24:32] = blocks[:, None, :8]
-        table["part"] = np.array(self.parts, dtype=np.uint64)[None, :]
-        table["length"] = self.part_bytes
-        return table.tobytes()
+        return item_table(chunk_ids, self.parts, self.part_bytes)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dfkv_connectors.tables import Segments
 from dfkv_connectors.vllm.layout import (
     ChunkMap,
     LayoutError,
     PagedLayout,
-    Segments,
     choose_chunk_blocks,
     choose_granules,
     share_heads,
