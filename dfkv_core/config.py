@@ -181,10 +181,8 @@ class ClientConfig(Record):
         return read_secret(self.secret_file)
 
 
-class VllmConnectorConfig(ClientConfig):
-    """The vLLM connector: every client key (from [client] or [vllm]) and its own."""
-
-    sections: ClassVar[tuple[str, ...]] = ("client", "vllm")
+class EngineConfig(ClientConfig):
+    """What every connector adds to the client's keys: whose KV it is, and what is logged."""
 
     weights_id: str = Field(
         "",
@@ -199,6 +197,16 @@ class VllmConnectorConfig(ClientConfig):
         description="Engines share KV only with engines of the same salt.",
         json_schema_extra=_SECRET,
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe message that is logged."
+    )
+
+
+class VllmConnectorConfig(EngineConfig):
+    """The vLLM connector: every client key (from [client] or [vllm]) and its own."""
+
+    sections: ClassVar[tuple[str, ...]] = ("client", "vllm")
+
     min_restore_tokens: Count = Field(0, ge=0, description="Shortest extra prefix worth restoring; less is computed.")
     save_generated: bool = Field(True, description="Save blocks of generated tokens too, not only of prompts.")
     chunk_bytes: Size = Field(
@@ -216,12 +224,34 @@ class VllmConnectorConfig(ClientConfig):
         description="Shards that attention KV heads are cut into, a multiple of the tensor parallel size. "
         "Unset: chosen from the model.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe message that is logged."
+
+
+class SglangConnectorConfig(EngineConfig):
+    """The SGLang connector: every client key (from [client] or [sglang]) and its own.
+
+    SGLang joins the threads that call the connector within 10 s, so that no call may take longer than max_call_ms.
+    """
+
+    sections: ClassVar[tuple[str, ...]] = ("client", "sglang")
+
+    load_deadline_ms: Count = Field(3000, ge=1, description="Deadline of one batch of pages; past it they are misses.")
+    save_deadline_ms: Count = Field(
+        3000, ge=1, description="Deadline of one batch of pages; past it they are not stored."
+    )
+    lease_ms: Count = Field(
+        5000, ge=0, description="Time that what a lookup found is kept from eviction for the load that follows."
+    )
+    max_call_ms: Count = Field(
+        5000, ge=100, le=6000, description="Longest that any call of SGLang waits, whatever the other deadlines say."
     )
 
 
-RECORDS: dict[str, type[Record]] = {"node": NodeConfig, "client": ClientConfig, "vllm": VllmConnectorConfig}
+RECORDS: dict[str, type[Record]] = {
+    "node": NodeConfig,
+    "client": ClientConfig,
+    "vllm": VllmConnectorConfig,
+    "sglang": SglangConnectorConfig,
+}
 R = TypeVar("R", bound=Record)
 
 

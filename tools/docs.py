@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dfkv_connectors.sglang.stats import FAMILIES as SGLANG_FAMILIES
 from dfkv_core.config import RECORDS, ClientConfig, Record
 from dfkv_core.config_values import display
 from dfkv_core.metrics_table import NODE_FAMILIES, NODE_METRICS
@@ -27,7 +28,8 @@ Sources, weakest first:
 1. `/etc/dfkv/dfkv.toml`, then `~/.config/dfkv/dfkv.toml` (`$XDG_CONFIG_HOME` is honoured). A file named by `--config` or
    `DFKV_CONFIG` replaces both.
 2. The environment: `DFKV_SECTION__KEY`, for example `DFKV_NODE__RAM_BYTES=64GiB`. Lists are separated by commas.
-3. Flags of the command, or the engine's extra configuration (`kv_connector_extra_config` of vLLM).
+3. Flags of the command, or the engine's extra configuration (`kv_connector_extra_config` of vLLM,
+   `--hicache-storage-backend-extra-config` of SGLang).
 
 Sizes are numbers of bytes or texts such as `"4GiB"`, `"512MB"`, `"64k"`. Times are in the unit that ends the key's name.
 
@@ -65,19 +67,27 @@ Counters with labels. In `dfkv stat --json` each combination is a key of its own
 the items of an operation add up to what was asked of it.
 """
 
+METRICS_SGLANG = """
+## The SGLang connector
+
+On SGLang's own `/metrics`, where it runs with `--enable-metrics`: `sglang:dfkv_`, the key below and `_total`, with the labels
+`tp_rank` and `pp_rank`. The connector feeds SGLang's histograms of prefetched and backed up pages too.
+"""
+
 
 def configuration_page() -> str:
     parts = [CONFIGURATION_HEAD]
     for section, record in RECORDS.items():
         parts.append(f"\n## [{section}]\n\n{_first_paragraph(record)}\n\n")
         parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |\n")
-        inherited = (
-            set(ClientConfig.model_fields) if record is not ClientConfig and issubclass(record, ClientConfig) else set()
-        )
-        for key in record.model_fields:
-            if key not in inherited:
-                parts.append(_row(record, key))
+        parts += [_row(record, key) for key in record.model_fields if not _inherited(record, key)]
     return "".join(parts)
+
+
+def _inherited(record: type[Record], key: str) -> bool:
+    """A key of [client] that is the same in this record."""
+    own = ClientConfig.model_fields.get(key)
+    return record is not ClientConfig and own is not None and own.default == record.model_fields[key].default
 
 
 def metrics_page() -> str:
@@ -86,10 +96,15 @@ def metrics_page() -> str:
         f"| `{key}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.help} |\n"
         for key, spec in NODE_FAMILIES.items()
     ]
+    sglang = [
+        f"| `{key}` | {', '.join(f'`{label}`' for label in family.labels)} | {family.help} |\n"
+        for key, family in SGLANG_FAMILIES.items()
+    ]
     return "".join(
         [
             *(METRICS_HEAD, "\n| key | kind | meaning |\n| --- | --- | --- |\n", *rows),
             *(METRICS_FAMILIES, "\n| key | labels | meaning |\n| --- | --- | --- |\n", *families),
+            *(METRICS_SGLANG, "\n| key | labels | meaning |\n| --- | --- | --- |\n", *sglang),
         ]
     )
 

@@ -460,6 +460,26 @@ void bind_identity(nb::module_& m) {
       },
       nb::arg("algorithm"), nb::arg("hash"), nb::arg("extras"));
   m.def(
+      "opaque_block_ids",
+      [](std::uint8_t algorithm, nb::handle hashes, std::size_t hash_bytes) {
+        const BufferView view(hashes);
+        const Bytes all = view.bytes();
+        if (hash_bytes == 0 || all.size() % hash_bytes != 0) {
+          value_error("hashes: expected a multiple of " + std::to_string(hash_bytes) + " bytes, found " +
+                      std::to_string(all.size()));
+        }
+        std::vector<std::byte> ids;
+        without_gil_if_large(all.size(), [&] {
+          ids.reserve(all.size() / hash_bytes * sizeof(BlockId));
+          for (std::size_t at = 0; at < all.size(); at += hash_bytes) {
+            const BlockId id = opaque_block_id(algorithm, all.subspan(at, hash_bytes), {});
+            ids.insert(ids.end(), id.bytes.begin(), id.bytes.end());
+          }
+        });
+        return to_bytes(ids);
+      },
+      nb::arg("algorithm"), nb::arg("hashes"), nb::arg("hash_bytes"));
+  m.def(
       "encode_part",
       [](std::uint8_t group, std::uint8_t component, std::uint16_t stage, std::uint8_t cp_index,
          std::uint8_t shard_index, std::uint8_t shard_count) {

@@ -1,0 +1,92 @@
+"""What the backend counts: for Prometheus, through SGLang's own endpoint, and for SGLang's storage histograms."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+try:
+    from sglang.srt.observability.metrics_collector import StorageMetrics
+except ImportError:  # versions before the module was moved
+    try:
+        from sglang.srt.metrics.collector import StorageMetrics
+    except ImportError:
+        StorageMetrics = None
+
+MOST_SAMPLES = 1024  # kept for SGLang between two polls
+
+
+class Family(NamedTuple):
+    labels: tuple[str, ...]
+    help: str
+
+
+# Every counter there is; on the endpoint their names begin with "sglang:dfkv_" and end with "_total".
+FAMILIES: dict[str, Family] = {
+    "lookups": Family(("pool", "result"), "Lookups by result: hit, or the reason of the first page's miss."),
+    "pages": Family(("operation", "pool", "status"), "Pages by operation (lookup, load, save) and status."),
+    "bytes": Family(("operation", "pool"), "Payload bytes moved: load or save."),
+    "seconds": Family(("operation",), "Time SGLang's threads spent in lookups, loads and saves."),
+    "refused": Family(("reason",), "Calls that took no part in sharing, by reason."),
+    "faults": Family(("call",), "Exceptions caught in a call, which then counted as a miss."),
+}
+
+
+class Counters:
+    """Sums of one backend. Any thread. exported: also to Prometheus, where SGLang serves metrics."""
+
+    def __init__(self, *, exported: bool, ranks: Mapping[str, int]) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[tuple[str, ...], float] = {}
+        self._exported = _exported(tuple(ranks)) if exported else {}
+        self._ranks = tuple(str(rank) for rank in ranks.values())
+        self._samples: Any = None
+
+    def add(self, family: str, amount: float, *labels: str) -> None:
+        if not amount:
+            return
+        with self._lock:
+            key = (family, *labels)
+            self._sums[key] = self._sums.get(key, 0) + amount
+        if (counter := self._exported.get(family)) is not None:
+            counter.labels(*labels, *self._ranks).inc(amount)
+
+    def total(self, family: str, *labels: str) -> float:
+        """The sum of a family over the labels that are not given."""
+        with self._lock:
+            return sum(value for key, value in self._sums.items() if key[: 1 + len(labels)] == (family, *labels))
+
+    def sample(self, operation: str, pages: int, payload_bytes: int, seconds: float) -> None:
+        """One batch, for SGLang's histograms: load is its prefetch, save its backup."""
+        if not self._exported or StorageMetrics is None or not pages or seconds <= 0:
+            return
+        with self._lock:
+            if self._samples is None:
+                self._samples = StorageMetrics()
+            kind = "prefetch" if operation == "load" else "backup"
+            counts, bandwidths = getattr(self._samples, f"{kind}_pgs"), getattr(self._samples, f"{kind}_bandwidth")
+            if len(counts) < MOST_SAMPLES:
+                counts.append(pages)
+                bandwidths.append(payload_bytes / 2**30 / seconds)
+
+    def take_samples(self) -> Any:
+        """What was sampled since the last call, None for nothing. Constant time."""
+        if self._samples is None:
+            return None
+        with self._lock:
+            samples, self._samples = self._samples, None
+        return samples
+
+
+@functools.cache
+def _exported(rank_labels: tuple[str, ...]) -> dict[str, Any]:
+    """Prometheus counters exist once in a process, however often a backend is attached."""
+    # SGLang chooses the form of its metrics before anything may import this.
+    from prometheus_client import Counter
+
+    return {
+        name: Counter(f"sglang:dfkv_{name}", family.help, labelnames=(*family.labels, *rank_labels))
+        for name, family in FAMILIES.items()
+    }
