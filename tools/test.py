@@ -47,12 +47,12 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def engine_setup() -> Iterator[None]:
-    """Installs the engine, which mostly waits for the network, while the compilers work. The tests wait for its lock."""
+    """Installs the engines, which mostly waits for the network, while the compilers work. The tests wait for its locks."""
     log = ROOT / "build" / "engine-setup.log"
     log.parent.mkdir(exist_ok=True)
     with log.open("wb") as output:
         setup = subprocess.Popen(
-            [sys.executable, "tests/engines/setup_engine.py"],
+            [sys.executable, "tests/engines/setup_engine.py", "vllm_cpu", "sglang_cpu"],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,

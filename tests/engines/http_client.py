@@ -157,12 +157,20 @@ class EngineClient:
         return call(self._port, method, path, body, timeout_s or self._timeout_s)
 
 
-def call(port: int, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 30.0) -> bytes:
+def call(
+    port: int,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    timeout_s: float = 30.0,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
     """One request to a server on loopback. Raises HttpError, OSError, TimeoutError."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         payload = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, payload, {"Content-Type": "application/json"} if payload else {})
+        kind = {"Content-Type": "application/json"} if payload else {}
+        connection.request(method, path, payload, kind | dict(headers or {}))
         response = connection.getresponse()
         content = response.read()
         if response.status != 200:

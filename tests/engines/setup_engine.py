@@ -1,6 +1,6 @@
 """Puts a real engine into a virtual environment of its own, outside the clone, once.
 
-usage: setup_engine.py [NAME]        (default vllm_cpu; prints the environment's path on stdout)
+usage: setup_engine.py [NAME...]     (default vllm_cpu; prints each environment's path on stdout)
 
 NAME is a directory beside this file with an ``install.sh VENV PYTHON``. The environment lies in
 ``${XDG_CACHE_HOME:-~/.cache}/dfkv/engines/NAME-DIGEST``; the digest covers every file of that directory and the version of
@@ -194,12 +194,12 @@ def _to_stderr(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    try:
-        environment = ensure_engine(arguments[0] if arguments else "vllm_cpu")
-    except EngineSetupError as error:
-        _to_stderr(f"error: {error}")
-        return 1
-    print(environment.path)
+    for name in arguments or ["vllm_cpu"]:
+        try:
+            print(ensure_engine(name).path, flush=True)
+        except EngineSetupError as error:
+            _to_stderr(f"error: {error}")
+            return 1
     return 0
 
 
