@@ -16,8 +16,9 @@ FAMILIES: dict[str, Family] = {
     "tokens": Family(
         "kind",
         "Prompt tokens by stage of the funnel: asked (of requests looked up), local (already in the engine), "
-        "found (in dfkv, beyond local), not_taken (computing is faster), taken (load started), loaded, "
-        "failed (to be recomputed).",
+        "found (in dfkv, beyond local), not_taken (computing is faster, or fewer than min_restore_tokens), "
+        "taken (load started); of these loaded, failed (to be recomputed, from the first failed block on) or "
+        "abandoned (the request ended first).",
     ),
     "bytes": Family("direction", "Payload bytes moved: load or save."),
     "lookups": Family("result", "Requests looked up, by result: hit, or the reason of the miss."),

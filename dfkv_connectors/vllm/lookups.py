@@ -22,7 +22,7 @@ class LookupThread:
     """One daemon thread that prepares requests: extras, chunk ids of the whole prompt, then the lookup itself.
 
     submit() is called by the scheduler thread and returns at once. A state handed over in phase HASHING comes back in
-    READY or EXCLUDED; until then only this thread touches it.
+    READY or EXCLUDED; until then only this thread touches it, `dropped` apart.
     """
 
     def __init__(self, client: Client, namespace: bytes, parts: bytes, *, deadline_ms: float, lease_ms: int) -> None:
@@ -64,11 +64,29 @@ class LookupThread:
         for until in range(min(state.hashed_blocks + step, blocks), blocks + step, step):
             state.hash_blocks(min(until, blocks))
         chunks = lookup_chunks(request.num_tokens, state.chunk_tokens)
-        if chunks:
+        if chunks and not state.dropped:
             table = pack_chunks(bytes(state.chunk_ids[: BLOCK_ID_BYTES * chunks]))
             state.lookup_at_s = time.monotonic()
             state.lookup = self._client.exists(self._namespace, table, self._parts, self._deadline_ms, self._lease_ms)
         state.phase = Phase.READY
+        if state.dropped:  # whoever is second sees what the first has set: the scheduler sets this, then reads `phase`
+            give_back(self._client, state)
+
+
+def give_back(client: Client, state: RequestState) -> None:
+    """Ends the lookup of a state, and with it the lease that it has or is about to get.
+
+    Never raises: a lease that is not given back ends with its time.
+    """
+    lookup, state.lookup = state.lookup, None
+    if lookup is None:
+        return
+    try:
+        lookup.cancel()  # the client itself gives back what comes after that
+        if leases := lookup.leases():
+            client.release(leases)
+    except Exception:
+        logger.exception("dfkv: a lease could not be given back")
 
 
 def lookup_chunks(num_tokens: int, chunk_tokens: int) -> int:

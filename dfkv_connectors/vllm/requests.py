@@ -36,7 +36,10 @@ class RequestState:
     chunk_ids: bytearray = field(default_factory=bytearray)  # 16 bytes per chunk
     lookup: Operation | None = None
     lookup_at_s: float = 0.0
-    answered: bool = False  # the lookup was evaluated and counted
+    dropped: bool = False  # the scheduler has let go of it; a lookup thread that still has it gives the lease back
+    answered: bool = False  # the lookup was evaluated
+    counted_found: int = -1  # tokens that the counters have as found; -1: this lookup is not counted yet
+    declined: bool = False  # computing was judged faster than loading
     prefix_chunks: int = 0
     stored: set[int] = field(default_factory=set)  # chunks known to be in the cache
     local_tokens: int = 0  # of the last question
@@ -72,6 +75,8 @@ class RequestState:
         self.asked_at_s = now_s
         self.lookup = None
         self.answered = False
+        self.counted_found = -1
+        self.declined = False
         self.prefix_chunks = 0
         self.stored.clear()
         self.pages = []

@@ -15,7 +15,7 @@ from dfkv_core.namespace import TAG_NAMES
 from dfkv_core.worth import WorthEstimator
 
 from .counters import Counters
-from .lookups import LookupThread, lookup_chunks
+from .lookups import LookupThread, give_back, lookup_chunks
 from .messages import Geometry, LoadJob, SaveJob, StepMetadata, WorkerReport
 from .requests import Phase, RecentSaves, RequestState
 
@@ -140,10 +140,12 @@ class SchedulerSide:
         state.local_tokens = local_tokens
         usable = min(state.prefix_chunks, lookup_chunks(request.num_tokens, state.chunk_tokens)) * state.chunk_tokens
         gain = usable - local_tokens
-        if gain > 0 and gain >= self._config.min_restore_tokens:
+        if gain > 0 and not state.declined:
             verdict = self._worth.judge(gain, gain * self._chunk_bytes // state.chunk_tokens)
-            if verdict.take:
+            if gain >= self._config.min_restore_tokens and verdict.take:
                 return gain
+            # Final: the engine may ask again for want of pages, and each request's tokens are counted once.
+            state.declined = True
             self.counters.add("tokens", gain, "not_taken")
         self._release(state)
         return 0
@@ -155,13 +157,16 @@ class SchedulerSide:
         if pending:
             if (now_s - state.asked_at_s) * 1e3 < self._config.lookup_deadline_ms + _GIVE_UP_SLACK_MS:
                 return False
+            if not state.answered:
+                self._count_lookup(state, local_tokens, 0, Status.MISS_DEADLINE.label)
             if state.phase is Phase.HASHING:
                 # The lookup thread owns the state: this request goes its way without it.
+                self._drop(state)
                 self._states[state.request.request_id] = self._excluded(state)
-                self.counters.add("lookups", label=Status.MISS_DEADLINE.label)
                 return True
-            assert state.lookup is not None
-            state.lookup.cancel()
+            state.answered = True
+            self._release(state)
+            return True
         if state.answered and state.lookup is not None:
             age_ms = (now_s - state.lookup_at_s) * 1e3
             if self._config.lease_ms and age_ms > self._config.lease_ms * _FRESH_LEASE_SHARE:
@@ -175,7 +180,9 @@ class SchedulerSide:
 
     def _look_up_again(self, state: RequestState, now_s: float) -> None:
         self._release(state)
+        counted_found = state.counted_found
         state.restart(now_s)
+        state.counted_found = counted_found  # still the same question of the engine
         assert self._lookups is not None
         self._lookups.submit(state)
 
@@ -190,19 +197,28 @@ class SchedulerSide:
             return
         if state.lookup is None:
             return  # shorter than a chunk
-        asked = lookup_chunks(state.request.num_tokens, state.chunk_tokens) * state.chunk_tokens
         statuses = state.lookup.statuses()
         codes = struct.unpack(f"<{len(statuses) // 2}H", statuses)
         state.stored = {chunk for chunk, code in enumerate(codes) if code == Status.OK}
         state.prefix_chunks = state.lookup.prefix
         found = state.prefix_chunks * state.chunk_tokens
-        self.counters.add("tokens", asked, "asked")
-        self.counters.add("tokens", min(asked, local_tokens), "local")
-        self.counters.add("tokens", max(0, found - local_tokens), "found")
-        self.counters.add("lookups", label="hit" if found else Status(codes[0]).label)
+        self._count_lookup(state, local_tokens, found, "hit" if found else Status(codes[0]).label)
         self.counters.add("lookup_round_trips", state.lookup.round_trips)
         if not found:
             self._tell_difference()
+
+    def _count_lookup(self, state: RequestState, local_tokens: int, found_tokens: int, result: str) -> None:
+        """Once for each time that the engine wants to admit the request; a refreshed answer adds what it found more."""
+        asked = lookup_chunks(state.request.num_tokens, state.chunk_tokens) * state.chunk_tokens
+        if not asked:
+            return
+        beyond = max(0, found_tokens - local_tokens)
+        if state.counted_found < 0:
+            self.counters.add("tokens", asked, "asked")
+            self.counters.add("tokens", min(asked, local_tokens), "local")
+            self.counters.add("lookups", label=result)
+        self.counters.add("tokens", max(0, beyond - max(0, state.counted_found)), "found")
+        state.counted_found = max(beyond, state.counted_found)
 
     def _tell_difference(self) -> None:
         """Once: a namespace that is almost this one says what keeps the two apart."""
@@ -337,9 +353,11 @@ class SchedulerSide:
         state = self._states.pop(request.request_id, None)
         if state is None:
             return False
-        self._release(state)
+        self._drop(state)
         if state.loading:
             # The engine itself keeps the pages of an aborted load until it is reported as received.
+            loadable = sum(1 for page in state.pages if page >= 0)
+            self.counters.add("tokens", loadable * state.block_tokens, "abandoned")
             self._cancelled.append(request.request_id)
             return False
         if state.sent:
@@ -354,12 +372,13 @@ class SchedulerSide:
                 continue
             state.loading = False
             self._release(state)
-            failed = [page for page in state.pages if page in invalid]
-            loadable = sum(1 for page in state.pages if page >= 0)
+            pages = [page for page in state.pages if page >= 0]
+            # The engine computes again from the first failed page on, whatever arrived behind it.
+            loaded = next((index for index, page in enumerate(pages) if page in invalid), len(pages))
             bt = state.block_tokens
-            self.counters.add("tokens", (loadable - len(failed)) * bt, "loaded")
-            self.counters.add("tokens", len(failed) * bt, "failed")
-            if failed:
+            self.counters.add("tokens", loaded * bt, "loaded")
+            self.counters.add("tokens", (len(pages) - loaded) * bt, "failed")
+            if loaded < len(pages):
                 state.load_failed = True
                 state.stored.difference_update(range(*state.load_chunks))
             state.pages = []
@@ -373,18 +392,15 @@ class SchedulerSide:
                 self._recent.forget(chunk_id)
 
     def _release(self, state: RequestState) -> None:
-        """Gives the lease of a finished lookup back; one still under way is cancelled with its last reference.
+        """Of a state that the scheduler owns."""
+        if self._client is not None:
+            give_back(self._client, state)
 
-        Never raises: a lease that is not given back ends with its time.
-        """
-        lookup, state.lookup = state.lookup, None
-        if lookup is None or self._client is None:
-            return
-        try:
-            if lookup.done() and (leases := lookup.leases()):
-                self._client.release(leases)
-        except Exception:
-            logger.exception("dfkv: a lease could not be given back")
+    def _drop(self, state: RequestState) -> None:
+        """Lets go of a state, whichever thread owns it now."""
+        state.dropped = True
+        if state.phase is not Phase.HASHING:
+            self._release(state)
 
 
 def _disagreement(reports: list[Geometry], world_size: int) -> str | None:

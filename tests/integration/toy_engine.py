@@ -21,6 +21,7 @@ from dfkv_connectors.vllm.messages import StepMetadata
 from dfkv_connectors.vllm.scheduler import SchedulerSide
 from dfkv_connectors.vllm.worker import WorkerSide
 from dfkv_core.config import VllmConnectorConfig
+from tests.integration.funnel_oracle import FunnelOracle
 
 BLOCK_TOKENS = 16
 CHUNK_BLOCKS = 2
@@ -41,7 +42,7 @@ class ToyRequest:
     max_new_tokens: int = 8
     pages: list[int] = field(default_factory=list)
     status: str = "waiting"  # waiting, loading, running, finished
-    told: bool = False
+    load_failed: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +86,7 @@ class ToyEngine:
         self.tokens_loaded = 0
         self.tokens_failed = 0
         self.preemptions = 0
+        self.funnel: FunnelOracle | None = None
 
     # ---- the oracle ----
 
@@ -130,6 +132,15 @@ class ToyEngine:
         self.new_pages += taken
         return taken
 
+    def pages_to_run(self, request: ToyRequest) -> int:
+        """What `request` still needs until its first new token is computed."""
+        return -(-(request.num_tokens + 1) // BLOCK_TOKENS) - len(request.pages)
+
+    def pages_promised(self) -> int:
+        """To requests that wait while holding loaded pages: they could wait for each other's for ever."""
+        holders = [r for r in self.requests.values() if r.status in ("waiting", "loading") and r.pages]
+        return sum(self.pages_to_run(holder) for holder in holders)
+
     def give_pages(self, request: ToyRequest) -> None:
         self.free += request.pages
         request.pages = []
@@ -157,6 +168,8 @@ class ToyEngine:
         request.status = "waiting"
         self.preempted_now.add(request.request_id)
         self.preemptions += 1
+        if self.funnel is not None:
+            self.funnel.asked_anew(request)
 
     # ---- a step ----
 
@@ -166,11 +179,14 @@ class ToyEngine:
             if request.status != "running":
                 continue  # preempted for the sake of another one in this very step
             count = min(budget, request.num_tokens - request.num_computed_tokens)
-            if count <= 0 or not self.grow(request, request.num_computed_tokens + count, scheduled):
+            if count <= 0 or not self.grow(request, request.num_computed_tokens + count):
                 continue
             scheduled[request.request_id] = count
             budget -= count
-        for request in [r for r in self.requests.values() if r.status in ("waiting", "loading")]:
+        # A step that preempts admits nobody.
+        waiting = [r for r in self.requests.values() if r.status in ("waiting", "loading") and not self.preempted_now]
+        # Those that hold loaded pages first, so that nobody waits for pages that somebody waits with.
+        for request in sorted(waiting, key=lambda r: not r.pages):
             budget -= self.admit(request, budget, scheduled)
         output = SimpleNamespace(
             num_scheduled_tokens=scheduled,
@@ -197,18 +213,24 @@ class ToyEngine:
             external = self.scheduler.matched_tokens(request, local)
             if external is None:
                 return 0
+            if self.funnel is not None and not request.load_failed:
+                self.funnel.answered(request, local, external)
             if external:
+                if len(self.free) < self.pages_to_run(request) + self.pages_promised():
+                    return 0
                 pages = self.take_pages((local + external) // BLOCK_TOKENS)
                 if pages is None:
                     return 0
                 request.pages = pages
                 self.local_hits.append(request)
                 self.scheduler.allocated(request, pages, external)
+                if self.funnel is not None:
+                    self.funnel.expected["tokens:taken"] += external
                 request.num_computed_tokens = local + external
                 request.status = "loading"
                 return 0
         count = min(budget, request.num_tokens - request.num_computed_tokens)
-        if count <= 0 or not self.grow(request, request.num_computed_tokens + count, scheduled, preempt=False):
+        if count <= 0 or not self.grow(request, request.num_computed_tokens + count, preempt=False):
             return 0
         self.scheduler.allocated(request, request.pages, 0)
         request.status = "running"
@@ -220,17 +242,16 @@ class ToyEngine:
         limit = (request.num_tokens - 1) // BLOCK_TOKENS
         return random.Random(request.request_id).randrange(limit + 1) // 3 * BLOCK_TOKENS
 
-    def grow(self, request: ToyRequest, until_token: int, scheduled: dict[str, int], *, preempt: bool = True) -> bool:
+    def grow(self, request: ToyRequest, until_token: int, *, preempt: bool = True) -> bool:
         need = -(-until_token // BLOCK_TOKENS) - len(request.pages)
         while (pages := self.take_pages(max(0, need))) is None:
-            running = [r for r in self.requests.values() if r.status == "running" and r is not request]
-            running = [r for r in running if r.request_id not in scheduled]
             if not preempt:
                 return False
-            if not running:
-                self.preempt(request)
+            # The youngest goes, be it this one: otherwise two that do not fit together would preempt each other for ever.
+            youngest = [r for r in self.requests.values() if r.status == "running"][-1]
+            self.preempt(youngest)
+            if youngest is request:
                 return False
-            self.preempt(running[-1])
         request.pages += pages
         return True
 
@@ -271,6 +292,7 @@ class ToyEngine:
                 continue
             bad = [i for i, page in enumerate(request.pages) if page in output.invalid_block_ids]
             if bad:
+                request.load_failed = True
                 self.tokens_failed += request.num_computed_tokens - bad[0] * BLOCK_TOKENS
                 request.num_computed_tokens = bad[0] * BLOCK_TOKENS
         for request_id in scheduled:
