@@ -56,11 +56,15 @@ NODE_METRICS: dict[str, Spec] = {
     "connections_open": _gauge("Connections open now."),
     "connections_total": _counter("Connections accepted."),
     "connections_refused": _counter("Connections refused because max_connections was reached."),
+    "connections_shed": _counter(
+        "Connections closed before they had introduced themselves, to make room for newer ones."
+    ),
     "handshake_failures": _counter("Connections that did not introduce themselves properly."),
     "auth_failures": _counter("Connections with a wrong secret, or none."),
     "handshake_timeouts": _counter("Connections that took longer than handshake_timeout_ms to introduce themselves."),
     "stalls": _counter("Connections closed because a transfer made no progress for stall_timeout_ms."),
-    "requests_busy": _counter("Requests refused because too many were under way on their connection."),
+    "requests_busy": _counter("Requests refused because too many were under way, on their connection or in all."),
+    "request_bytes": _gauge("Memory that requests under way share beyond what each connection has for itself."),
     "queue_us": _counter("Microseconds between the arrival of reads and their first item, added up."),
     "queue_waits": _counter("Reads that queue_us adds up."),
     "cancelled": _counter("Requests ended by their client."),

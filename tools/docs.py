@@ -52,8 +52,8 @@ METRICS_HEAD = """\
 # Metrics
 
 `dfkv serve --metrics-port 9740` (or `node.metrics_port`) serves these for Prometheus on `http://127.0.0.1:9740/metrics`; without it no
-port is opened. `node.metrics_host` chooses another address: the endpoint has no authentication, so give it only to a
-trusted network. `dfkv stat` prints the same numbers, and reading them costs the same however many objects a node holds.
+port is opened. `node.metrics_host` chooses another address, where `node.insecure` says that this is meant: the endpoint
+asks nobody for a secret. `dfkv stat` prints the same numbers, and reading them costs the same however many objects a node holds.
 
 Every metric is named `dfkv_node_` and the key below; counters end in `_total` and start from zero when the node starts.
 `dfkv_node_info` carries the labels `node_id` and `version`. Engines report the connector's metrics on their own endpoint.

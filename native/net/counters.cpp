@@ -91,6 +91,7 @@ void append_counters(const Sets& sets, Counters& out) {
   plain("payload_drained_bytes", &ServerCounters::payload_drained_bytes);
   plain("connections_total", &ServerCounters::connections_total);
   plain("connections_refused", &ServerCounters::connections_refused);
+  plain("connections_shed", &ServerCounters::connections_shed);
   plain("handshake_failures", &ServerCounters::handshake_failures);
   plain("auth_failures", &ServerCounters::auth_failures);
   plain("handshake_timeouts", &ServerCounters::handshake_timeouts);

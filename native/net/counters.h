@@ -43,6 +43,7 @@ struct ServerCounters {
   Counter payload_copied_bytes;   // payload copied in user space; 0 on bulk connections
   Counter payload_drained_bytes;  // payload received and thrown away
   Counter connections_total, connections_refused;
+  Counter connections_shed;  // not introduced yet, closed to make room for newer ones
   Counter handshake_failures, auth_failures, handshake_timeouts, stalls;
   Counter requests_busy;          // refused: too many in flight
   Counter queue_us, queue_waits;  // time between the arrival of a GET and its first item

@@ -20,12 +20,22 @@ std::chrono::milliseconds sweep_interval(const ServerOptions& options) {
 
 }  // namespace
 
-Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& views,
+Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& views, RequestBudget& budget,
                  std::function<Counters()> stats, std::function<void()> closed)
     : sweep_every_(sweep_interval(options)),
       scratch_(kPieceBytes),
       closed_(std::move(closed)),
-      context_{loop_, store, options, views, counters_, scratch_, std::move(stats), [this](std::uint64_t id) {
+      context_{loop_,
+               store,
+               options,
+               views,
+               counters_,
+               scratch_,
+               budget,
+               std::move(stats),
+               [this](std::uint64_t id) { introduced(id); },
+               [this](std::uint64_t id) {
+                 introduced(id);
                  sessions_.erase(id);
                  closed_();
                }} {}
@@ -75,12 +85,31 @@ void Reactor::adopt(Fd fd, std::uint64_t id) {
       auto session = std::make_shared<Session>(context_, std::move(*shared), id);
       session->start();
       sessions_.emplace(id, std::move(session));
+      half_open_.insert(id);
+      half_open_count_.store(half_open_.size(), std::memory_order_relaxed);
     } catch (const std::exception&) {
       // No memory, or no room in epoll: the connection closes, the others go on.
       counters_.connections_refused.add();
       closed_();
     }
   });
+}
+
+void Reactor::introduced(std::uint64_t id) {
+  half_open_.erase(id);
+  half_open_count_.store(half_open_.size(), std::memory_order_relaxed);
+}
+
+void Reactor::shed_half_open(std::size_t count) {
+  loop_.post([this, count] { shed(count); });
+}
+
+void Reactor::shed(std::size_t count) {
+  for (; count > 0 && !half_open_.empty(); --count) {
+    const auto session = sessions_.at(*half_open_.begin());
+    counters_.connections_shed.add();
+    session->close();
+  }
 }
 
 void Reactor::view_changed() {

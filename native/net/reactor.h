@@ -1,11 +1,13 @@
 // One thread of the server with its connections.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -19,8 +21,8 @@ namespace dfkv::server {
 class Reactor {
  public:
   // stats: the answer to STAT. closed: called on this thread for each connection that ended.
-  Reactor(Store& store, const ServerOptions& options, const ViewBoard& views, std::function<Counters()> stats,
-          std::function<void()> closed);
+  Reactor(Store& store, const ServerOptions& options, const ViewBoard& views, RequestBudget& budget,
+          std::function<Counters()> stats, std::function<void()> closed);
   ~Reactor();  // stop() must have succeeded, or start() never been called
 
   void start(unsigned number);
@@ -31,6 +33,9 @@ class Reactor {
 
   // Any thread.
   void adopt(Fd fd, std::uint64_t id);
+  // Closes the oldest connections that have not introduced themselves, up to `count` of them.
+  void shed_half_open(std::size_t count);
+  [[nodiscard]] std::size_t half_open() const { return half_open_count_.load(std::memory_order_relaxed); }
   void view_changed();
   [[nodiscard]] EventLoop& loop() { return loop_; }
   [[nodiscard]] const ServerCounters& counters() const { return counters_; }
@@ -39,6 +44,8 @@ class Reactor {
  private:
   void run();
   void sweep();
+  void shed(std::size_t count);
+  void introduced(std::uint64_t id);
 
   const std::chrono::milliseconds sweep_every_;
   ServerCounters counters_;
@@ -47,6 +54,8 @@ class Reactor {
   std::function<void()> closed_;
   SessionContext context_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Session>> sessions_;  // this reactor's thread only
+  std::set<std::uint64_t> half_open_;  // of these; ids grow, so the oldest is the first
+  std::atomic<std::size_t> half_open_count_{0};
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable ended_changed_;

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick(100);         // leases expire to within this
 constexpr std::chrono::milliseconds kAcceptPause(100);  // while the process has no descriptors left
+constexpr std::uint32_t kAcceptBatch = 64;
 constexpr std::size_t kMaxNodeIdBytes = 128;
 constexpr std::uint32_t kMaxThreads = 256;
 
@@ -41,10 +43,11 @@ ServerOptions checked(ServerOptions options) {
 Server::Server(Store& store, ServerOptions options)
     : store_(store),
       options_(checked(std::move(options))),
-      listener_(listen_tcp(options_.host, options_.port, !options_.secret && !options_.insecure)) {
+      listener_(listen_tcp(options_.host, options_.port, !options_.secret && !options_.insecure)),
+      budget_(options_.max_request_bytes) {
   for (std::uint32_t i = 0; i < options_.threads; ++i) {
     reactors_.push_back(std::make_unique<Reactor>(
-        store_, options_, views_, [this] { return stats(); },
+        store_, options_, views_, budget_, [this] { return stats(); },
         [this] { open_.fetch_sub(1, std::memory_order_relaxed); }));
   }
 }
@@ -91,7 +94,7 @@ void Server::on_listener() {
   EventLoop& loop = reactors_.front()->loop();
   ServerCounters& counters = reactors_.front()->own_counters();
   // A bounded number at a time: established connections get their turn in between.
-  for (int i = 0; i < 64; ++i) {
+  for (std::uint32_t i = 0; i < kAcceptBatch; ++i) {
     Fd fd;
     switch (accept_tcp(listener_.fd.get(), fd)) {
       case AcceptResult::kNone:
@@ -99,13 +102,18 @@ void Server::on_listener() {
       case AcceptResult::kNoDescriptors:
         // The waiting connection would be announced again at once, for ever.
         counters.connections_refused.add();
+        (void)make_room(kAcceptBatch);
         loop.modify(listener_.fd.get(), 0);
         loop.at(Clock::now() + kAcceptPause, [this] { resume_listener(); });
         return;
       case AcceptResult::kAccepted:
         break;
     }
-    if (open_.load(std::memory_order_relaxed) >= options_.max_connections) {
+    const std::uint32_t open = open_.load(std::memory_order_relaxed);
+    // Closing one takes a moment: for its time there may be a few too many.
+    const bool room =
+        open < options_.max_connections || (open < options_.max_connections + kAcceptBatch && make_room(1));
+    if (!room) {
       counters.connections_refused.add();
       continue;
     }
@@ -113,6 +121,16 @@ void Server::on_listener() {
     reactors_[next_reactor_]->adopt(std::move(fd), next_id_++);
     next_reactor_ = (next_reactor_ + 1) % reactors_.size();
   }
+}
+
+// Connections that say nothing make way for newer ones, so that they cannot keep others out. False: there are
+// none.
+bool Server::make_room(std::size_t connections) {
+  const auto most = std::ranges::max_element(
+      reactors_, {}, [](const std::unique_ptr<Reactor>& reactor) { return reactor->half_open(); });
+  if ((*most)->half_open() == 0) return false;
+  (*most)->shed_half_open(connections);
+  return true;
 }
 
 void Server::resume_listener() {
@@ -148,6 +166,7 @@ Counters Server::stats() const {
       {"put_already", store.put_already},
       {"put_refused", store.put_refused},
       {"connections_open", open_.load(std::memory_order_relaxed)},
+      {"request_bytes", budget_.used_bytes()},
   };
   std::vector<const ServerCounters*> sets;
   for (const auto& reactor : reactors_) sets.push_back(&reactor->counters());

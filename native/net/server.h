@@ -43,12 +43,14 @@ class Server {
 
   void on_listener();
   void resume_listener();
+  bool make_room(std::size_t connections);
   void tick();
 
   Store& store_;
   const ServerOptions options_;
   Listener listener_;
   ViewBoard views_;
+  RequestBudget budget_;
   std::atomic<std::uint32_t> open_{0};
   std::uint64_t next_id_ = 1;     // reactor 0's thread only
   std::size_t next_reactor_ = 0;  // reactor 0's thread only

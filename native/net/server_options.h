@@ -23,6 +23,8 @@ struct ServerOptions {
   std::uint32_t handshake_timeout_ms = 5000;
   std::uint32_t stall_timeout_ms = 30'000;
   FrameLimits limits;
+  // Node-wide, for requests and answers in flight beyond kOwnBytes of each connection; payload has its slots.
+  std::size_t max_request_bytes = std::size_t{256} * 1024 * 1024;
   std::uint64_t incarnation = 0;
   std::array<std::byte, 16> boot_id{};
 };
@@ -30,6 +32,8 @@ struct ServerOptions {
 // Limits of one connection that are not negotiated.
 inline constexpr std::size_t kMaxRequestsInFlight = 256;
 inline constexpr std::size_t kMaxTableBytesInFlight = 8 * 1024 * 1024;
+inline constexpr std::size_t kOwnBytes =
+    64 * 1024;  // of requests and answers, which every connection may hold
 inline constexpr std::size_t kMaxLookupsPerRequest = 1 << 20;  // chunks times parts of one EXISTS
 inline constexpr std::uint32_t kMinFragmentBytes = 16 * 1024;
 inline constexpr std::uint32_t kMinMetaBytes = 4 * 1024;

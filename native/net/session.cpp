@@ -20,6 +20,7 @@ Session::Session(SessionContext& context, Fd fd, std::uint64_t id)
       id_(id),
       receiver_(fd_.get(), *this),
       limits_(context.options.limits),
+      held_(context.budget),
       connected_(Clock::now()),
       last_received_(connected_),
       last_sent_(connected_) {
@@ -72,7 +73,10 @@ void Session::on_readable() {
     seen_received_ = received;
     last_received_ = arrived_;
   }
-  if (result == ReceiveResult::kEnded) close();
+  if (result != ReceiveResult::kEnded) return;
+  // A peer without a secret leaves when it is asked for one.
+  if (stage_ == Stage::kAuth) counters_.auth_failures.add();
+  close();
 }
 
 // Queues what can be sent, sends it, and settles which events are wanted next.
@@ -110,8 +114,8 @@ void Session::flush() {
 
 void Session::update_interest() {
   // A peer that does not take its replies gets no more of them.
-  if (out_.owned_bytes() > kPauseReadingBytes) reading_paused_ = true;
-  if (out_.owned_bytes() < kPauseReadingBytes / 2 && reading_paused_) {
+  if (out_.owned_bytes() > pause_reading_bytes()) reading_paused_ = true;
+  if (out_.owned_bytes() < pause_reading_bytes() / 2 && reading_paused_) {
     reading_paused_ = false;
     last_received_ = Clock::now();
     resume_reading_ = true;
@@ -213,6 +217,11 @@ std::optional<Clock::time_point> Session::deadline_of(const RequestMeta& meta) c
   if (meta.deadline_us == 0) return std::nullopt;
   constexpr std::uint64_t kDay_us = 86'400'000'000;
   return arrived_ + std::chrono::microseconds(std::min(meta.deadline_us, kDay_us));
+}
+
+// Answers that nobody takes are memory too: with little of it left there are fewer of them.
+std::size_t Session::pause_reading_bytes() const {
+  return held_.budget_is_short() ? kOwnBytes : kPauseReadingBytes;
 }
 
 bool Session::has_room() const {

@@ -23,6 +23,7 @@
 #include "net/fd.h"
 #include "net/frame_receiver.h"
 #include "net/output_queue.h"
+#include "net/request_memory.h"
 #include "net/server_options.h"
 #include "net/view_board.h"
 #include "slab/store.h"
@@ -39,8 +40,10 @@ struct SessionContext {
   const ViewBoard& views;
   ServerCounters& counters;
   MutableBytes scratch;  // shared by the sessions of the reactor: for payload thrown away
+  RequestBudget& budget;
   std::function<Counters()> stats;
-  std::function<void(std::uint64_t id)> forget;  // the session has closed
+  std::function<void(std::uint64_t id)> introduced;  // the session is past its handshake
+  std::function<void(std::uint64_t id)> forget;      // the session has closed
 };
 
 class Session final : public std::enable_shared_from_this<Session>, private FrameSink {
@@ -129,12 +132,14 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   void linger();
   void discard_input();
   void continue_later();
+  void drop_table();
   bool protocol_fault();  // closes; returns false
   void reply(const FrameHeader& to, const ReplyMeta& meta, Bytes payload = {}, bool error = false);
   void reply(std::uint8_t opcode, std::uint64_t request_id, const ReplyMeta& meta, Bytes payload, bool error);
   void refuse(const FrameHeader& to, Status status, std::string_view reason);
   [[nodiscard]] std::optional<Clock::time_point> deadline_of(const RequestMeta& meta) const;
   [[nodiscard]] bool has_room() const;  // for another request in flight
+  [[nodiscard]] std::size_t pause_reading_bytes() const;
 
   // ---- handshake (session_handshake.cpp)
   bool on_hello(const FrameHeader& header, Bytes meta);
@@ -196,6 +201,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   bool answered_ = false;      // with the meta already
   std::vector<std::byte> table_;
   std::size_t table_have_ = 0;
+  std::size_t table_held_ = 0;  // of `held_`
+  std::size_t meta_held_ = 0;   // of `held_`
   Clock::time_point arrived_;
 
   std::vector<std::byte> head_;  // of the payload frame being built
@@ -205,6 +212,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   std::size_t demand_gets_ = 0;     // how many at the front of gets_ are demand
   std::size_t open_puts_ = 0;
   std::size_t table_bytes_ = 0;  // of all requests in flight
+  HeldBytes held_;
   std::uint64_t next_serial_ = 1;
 
   std::uint32_t interest_ = 0;

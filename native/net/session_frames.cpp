@@ -1,6 +1,7 @@
 // What a frame is, where its payload goes, and which operation it asks for.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "net/session.h"
 
@@ -34,6 +35,7 @@ bool Session::on_header(const FrameHeader& header) {
   if (stage_ == Stage::kHello || stage_ == Stage::kAuth) {
     const Opcode expected = stage_ == Stage::kHello ? Opcode::kHello : Opcode::kAuth;
     if (header.opcode != raw(expected)) {
+      if (stage_ == Stage::kAuth) counters_.auth_failures.add();
       return fail_handshake(
           header, Status::kRefusedUnauthenticated,
           stage_ == Stage::kHello ? "begin with HELLO" : "this node has a secret: answer with AUTH");
@@ -45,10 +47,18 @@ bool Session::on_header(const FrameHeader& header) {
     return true;
   }
   if (header.request_id == 0) return protocol_fault();
+  if (!held_.take(header.meta_bytes)) {
+    // Meta this large is rare, and would have to be received before it could be refused with a reason.
+    counters_.requests_busy.add();
+    close();
+    return false;
+  }
+  meta_held_ = header.meta_bytes;
   return true;
 }
 
 bool Session::on_meta(const FrameHeader& header, Bytes meta) {
+  held_.give_back(std::exchange(meta_held_, 0));
   put_ = nullptr;
   answered_ = stage_ != Stage::kReady;
   if (stage_ == Stage::kHello) return on_hello(header, meta);
@@ -77,11 +87,24 @@ bool Session::on_meta(const FrameHeader& header, Bytes meta) {
     }
   }
   if (has_table(header.opcode) && frame_refused_ == Status::kOk) {
-    payload_ = Payload::kTable;
-    table_.resize(header.payload_bytes);
-    table_have_ = 0;
+    if (held_.take(header.payload_bytes)) {
+      table_held_ = header.payload_bytes;
+      payload_ = Payload::kTable;
+      table_.resize(header.payload_bytes);
+      table_have_ = 0;
+    } else {
+      counters_.requests_busy.add();
+      frame_refused_ = Status::kAgainBusy;
+      refusal_ = "this node holds too many requests: ask for less at a time";
+    }
   }
   return true;
+}
+
+void Session::drop_table() {
+  held_.give_back(std::exchange(table_held_, 0));
+  table_.clear();
+  if (table_.capacity() > kKeptTableBytes) table_ = {};
 }
 
 MutableBytes Session::payload_space(std::size_t left) {
@@ -119,9 +142,9 @@ bool Session::on_frame_end(const FrameHeader& header) {
   if (answered_) return true;
   const bool go_on = put_ != nullptr ? on_put_end(header) : dispatch(header);
   put_ = nullptr;
-  if (table_.capacity() > kKeptTableBytes) table_ = {};
+  drop_table();
   // A peer that does not take its replies is not answered further for now.
-  if (go_on && out_.owned_bytes() > kPauseReadingBytes) flush();
+  if (go_on && out_.owned_bytes() > pause_reading_bytes()) flush();
   return go_on && stage_ == Stage::kReady && !reading_paused_;
 }
 

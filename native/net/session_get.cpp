@@ -36,6 +36,10 @@ void Session::begin_get(const FrameHeader& header) {
     return refuse(header, Status::kRefusedBadRequest,
                   "the table of items is malformed, empty or over its limit");
   }
+  if (!held_.take(get.items.size() * sizeof(ItemRef))) {
+    counters_.requests_busy.add();
+    return refuse(header, Status::kAgainBusy, "this node holds too many requests: ask for less at a time");
+  }
   get.serial = next_serial_++;
   get.ns = *meta_.ns;
   get.statuses.assign(get.items.size(), raw(Status::kMissCancelled));
@@ -172,6 +176,7 @@ void Session::finish_get(std::uint64_t id, GetRequest& get) {
   reply(static_cast<std::uint8_t>(Opcode::kGet), id, {},
         as_bytes(get.statuses.data(), get.statuses.size() * 2), false);
   table_bytes_ -= get.items.size() * sizeof(ItemRef);
+  held_.give_back(get.items.size() * sizeof(ItemRef));
   const auto at = std::ranges::find(gets_, id);
   if (static_cast<std::size_t>(at - gets_.begin()) < demand_gets_) --demand_gets_;
   gets_.erase(at);

@@ -95,6 +95,7 @@ void Session::ready() {
   stage_ = Stage::kReady;
   last_received_ = last_sent_ = arrived_;
   receiver_.set_limits(limits_);
+  context_.introduced(id_);
 }
 
 }  // namespace dfkv::server

@@ -39,6 +39,11 @@ void Session::begin_put(const FrameHeader& header) {
   } else {
     put.ns = *meta_.ns;
   }
+  if (!held_.take(put.items.size() * sizeof(ItemRef))) {
+    put.items = {};
+    counters_.requests_busy.add();
+    refuse_put(put, Status::kAgainBusy, "this node holds too many requests: store less at a time");
+  }
   put.statuses.assign(put.items.size(), raw(Status::kRefusedAborted));
   table_bytes_ += put.items.size() * sizeof(ItemRef);
   if (header.end_of_request()) finish_put(header.request_id, put);
@@ -142,6 +147,7 @@ void Session::finish_put(std::uint64_t id, PutRequest& put) {
   reply(static_cast<std::uint8_t>(Opcode::kPut), id, meta,
         as_bytes(put.statuses.data(), put.statuses.size() * 2), put.refused != Status::kOk);
   table_bytes_ -= put.items.size() * sizeof(ItemRef);
+  held_.give_back(put.items.size() * sizeof(ItemRef));
   --open_puts_;
   put_ = nullptr;
   requests_.erase(id);

@@ -130,7 +130,8 @@ TEST_CASE("with a secret, both sides prove that they know it") {
     const HelloMeta other = second.hello();
     CHECK(first.authenticate(other, secret).reply().status == Status::kRefusedUnauthenticated);
   }
-  CHECK(node.stat("auth_failures") == 2);
+  // A wrong proof twice, none at all, and a peer that left when it was asked for one.
+  CHECK(TestNode::eventually([&] { return node.stat("auth_failures") == 4; }));
   CHECK(node.stat("handshake_failures") == 3);
 }
 
@@ -521,6 +522,78 @@ TEST_CASE("connections beyond the limit are refused; the ones that are there sta
   REQUIRE(TestNode::eventually([&] { return node.stat("connections_open") == 1; }));
   Peer d = node.connect();
   CHECK(d.call(Opcode::kPing).reply().status == kOk);
+}
+
+TEST_CASE("half-open connections make way for newer ones, oldest first") {
+  auto options = TestNode::options();
+  options.server.max_connections = 8;
+  options.server.handshake_timeout_ms = 60'000;
+  options.server.secret = Buffer(16, std::byte{1});
+  TestNode node(std::move(options));
+  const auto introduce = [&node] {
+    Peer peer(node.node.port());
+    const Buffer secret(16, std::byte{1});
+    REQUIRE(peer.authenticate(peer.hello(), secret).reply().status == kOk);
+    return peer;
+  };
+  Peer first = introduce();
+  std::vector<Peer> silent;
+  for (int i = 0; i < 5; ++i) silent.emplace_back(node.node.port());
+  for (int i = 0; i < 2; ++i) (void)silent.emplace_back(node.node.port()).hello();  // asked for a proof
+  REQUIRE(TestNode::eventually([&] { return node.stat("connections_open") == 8; }));
+  std::vector<Peer> good;
+  for (int i = 0; i < 4; ++i) good.push_back(introduce());
+  CHECK(node.stat("connections_shed") == 4);
+  CHECK(node.stat("connections_refused") == 0);
+  // Two reactors take turns, so that each sheds its own oldest.
+  for (int i = 0; i < 4; ++i) CHECK(silent[static_cast<std::size_t>(i)].closed());
+  for (int i = 0; i < 3; ++i) good.push_back(introduce());
+  CHECK(node.stat("connections_shed") == 7);
+  // Nobody is half open any more: who is in stays, and the next is refused.
+  Peer late(node.node.port());
+  CHECK(late.closed());
+  CHECK(node.stat("connections_refused") == 1);
+  CHECK(first.call(Opcode::kPing).reply().status == kOk);
+  for (Peer& peer : good) CHECK(peer.call(Opcode::kPing).reply().status == kOk);
+}
+
+TEST_CASE("requests of all connections share one budget; every connection has a little of its own") {
+  auto options = TestNode::options();
+  options.server.max_request_bytes = 1 * kMiB;
+  TestNode node(std::move(options));
+  Buffer whole = Peer::frame(Peer::header(Opcode::kGet, 9), {}, Buffer(1 * kMiB));
+  Peer a = node.connect();
+  a.send(Bytes(whole).first(1000));  // announced, and not sent
+  REQUIRE(TestNode::eventually([&] { return node.stat("request_bytes") == 1 * kMiB - server::kOwnBytes; }));
+  Peer b = node.connect();
+  RequestMeta meta;
+  meta.ns = node.ns.id;
+  const Frame busy = b.call(Opcode::kGet, meta, Buffer(1 * kMiB));
+  CHECK(busy.reply().status == Status::kAgainBusy);
+  CHECK(busy.reply().retry_after_ms > 0);
+  std::vector<Item> many;
+  for (std::uint64_t i = 0; i < 10'000; ++i) many.push_back(make_item(i, 0, 4));
+  b.send_put_head(50, node.ns.id, many);
+  b.send_request(Opcode::kPut, 50);
+  CHECK(b.receive_frame().reply().status == Status::kAgainBusy);
+  CHECK(node.stat("requests_busy") == 2);
+  // What fits into the connection's own share goes on as ever.
+  CHECK(b.put(node.ns.id, {make_item(1, 0, 5000)})[0] == kOk);
+  CHECK(b.get(node.ns.id, {make_item(1, 0, 5000)}).statuses[0] == kOk);
+  // Meta would have to be received before it could be refused.
+  Peer c = node.connect();
+  c.send(Peer::frame(Peer::header(Opcode::kPing, 1), Buffer(200 * kKiB), {}));
+  CHECK(c.closed());
+  a.disconnect();
+  REQUIRE(TestNode::eventually([&] { return node.stat("request_bytes") == 0; }));
+  // A store and a read that are under way hold their tables.
+  b.send_put_head(51, node.ns.id, many);
+  REQUIRE(TestNode::eventually([&] { return node.stat("request_bytes") > 300 * kKiB; }));
+  b.send_request(Opcode::kPut, 51);
+  CHECK(b.receive_frame().reply().status == kOk);
+  const auto got = b.get(node.ns.id, many);
+  CHECK(got.statuses.size() == many.size());
+  CHECK(node.stat("request_bytes") == 0);
 }
 
 TEST_CASE("an address that others reach needs a secret, or the word that it is meant") {
