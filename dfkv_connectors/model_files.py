@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dfkv_core.bounded import MAX_MODEL_CONFIG_BYTES, read_json
+
 # Keys of config.json that say nothing about the values of KV. Append only.
 CONFIG_IGNORED = frozenset(
     {
@@ -50,7 +52,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a model. Raises IdentityError."""
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, MAX_MODEL_CONFIG_BYTES)
         if not isinstance(config, dict):
             raise ValueError("not an object")
     except (OSError, ValueError) as error:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
+from dfkv_core.bounded import MAX_SECRET_BYTES, TooLargeError, read_bytes
 from dfkv_core.config_load import ConfigError, Loaded, Problem, Record, load_record
 from dfkv_core.config_values import (
     DEFAULT_PORT,
@@ -75,7 +76,9 @@ class NodeConfig(Record):
     secret_file: FilePath | None = Field(
         None, description="File with the shared secret that clients must know (at least 16 bytes)."
     )
-    insecure: bool = Field(False, description="Listen on a non-loopback address without a secret.")
+    insecure: bool = Field(
+        False, description="Listen on a non-loopback address without a secret; serve metrics on one."
+    )
     threads: Count = Field(2, ge=1, le=64, description="Reactor threads.")
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: Count | None = Field(
@@ -106,6 +109,11 @@ class NodeConfig(Record):
             raise _invalid(
                 f"a secret_file when host is {self.host!r}, because anyone who reaches that address could read and "
                 "poison the cache (or insecure = true on a network where that is acceptable)"
+            )
+        if not self.insecure and self.metrics_port is not None and not is_loopback(self.metrics_host):
+            raise _invalid(
+                f"insecure = true when metrics_host is {self.metrics_host!r}, because the endpoint asks nobody for a "
+                "secret (or a loopback address, with a proxy of your own before it)"
             )
         if self.advertise:
             try:
@@ -291,11 +299,10 @@ def read_secret(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        secret = path.read_bytes().removesuffix(b"\n").removesuffix(b"\r")
-    except OSError as error:
-        raise ConfigError(
-            [Problem("secret_file", str(path), error.strerror or str(error), "a readable file")]
-        ) from None
+        secret = read_bytes(path, MAX_SECRET_BYTES).removesuffix(b"\n").removesuffix(b"\r")
+    except (OSError, TooLargeError) as error:
+        found = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise ConfigError([Problem("secret_file", str(path), found, "a readable file with a secret")]) from None
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             [

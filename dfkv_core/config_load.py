@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dfkv_core.bounded import MAX_CONFIG_BYTES, read_bytes
 from dfkv_core.config_values import display
 
 if sys.version_info >= (3, 11):
@@ -177,8 +178,8 @@ def _file_layers(
 ) -> list[dict[str, _Setting]]:
     source = f"file {path}"
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError([Problem("config file", source, str(error), "a readable TOML file")]) from None
     for section in content:
         if section not in records:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dfkv_core.bounded import MAX_TENSOR_INDEX_BYTES, parse_json, read_bytes, read_json
+
 SAMPLE_BYTES = 4096
-_MAX_HEADER_BYTES = 256 * 1024 * 1024
 _READ_BYTES = 4 * 1024 * 1024
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
@@ -90,7 +91,7 @@ def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(read_json(index, MAX_TENSOR_INDEX_BYTES)["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise WeightsError(f"{index} is not a safetensors index ({error}); set weights_id") from None
         # Names come from a file: nothing outside the directory is read.
@@ -113,9 +114,9 @@ def _tensors(path: Path) -> Iterator[_Tensor]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             (header_bytes,) = struct.unpack("<Q", file.read(8))
-            if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
+            if header_bytes > min(MAX_TENSOR_INDEX_BYTES, size - 8):
                 raise WeightsError(f"{path} is not a safetensors file: its header claims {header_bytes} bytes")
-            header = json.loads(file.read(header_bytes))
+            header = parse_json(file.read(header_bytes))
             data = 8 + header_bytes
             for name, entry in header.items():
                 if name == "__metadata__":
@@ -161,10 +162,10 @@ def _cached_file_digest(path: Path, cache_dir: Path | None) -> bytes:
     key = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}".encode()
     kept = cache_dir / hashlib.sha256(key).hexdigest()
     try:
-        digest = kept.read_bytes()
+        digest = read_bytes(kept, 32)
         if len(digest) == 32:
             return digest
-    except OSError:
+    except (OSError, ValueError):
         pass
     digest = _file_digest(path)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from dfkv_connectors.model_files import IdentityError, rope_regime
+from dfkv_core.bounded import parse_json
 
 # Formats whose tensors are those of the model's files. Others make weights up or fetch them from somewhere else.
 _LOAD_FORMATS = frozenset({"auto", "safetensors", "fastsafetensors", "layered", "mistral"})
@@ -125,7 +125,7 @@ def _weight_version() -> Any:
 
 
 def _json_object(text: Any) -> dict[str, Any]:
-    value = json.loads(text) if isinstance(text, str) else text
+    value = parse_json(text) if isinstance(text, str) else text
     return value if isinstance(value, dict) else {}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dfkv_connectors import model_files
 from dfkv_connectors.model_files import WEIGHTS_CACHE, IdentityError, model_directory, named_weights, read_config
+from dfkv_core.bounded import MAX_MODEL_CONFIG_BYTES, TooLargeError, read_bytes
 from dfkv_core.config import SglangConnectorConfig
 from dfkv_core.kv_formats import KV_FORMATS, kv_format_for
 from dfkv_core.namespace import Group, HashAlgorithm, HashForm, NamespaceDescriptor, ShardScheme
@@ -157,6 +158,6 @@ def _adapter(path: str) -> bytes:
 
 def _file_digest(path: str) -> bytes:
     try:
-        return hashlib.sha256(Path(path).read_bytes()).digest()
-    except OSError as error:
+        return hashlib.sha256(read_bytes(path, MAX_MODEL_CONFIG_BYTES)).digest()
+    except (OSError, TooLargeError) as error:
         raise IdentityError(f"the KV scales {path} cannot be read ({error})") from None

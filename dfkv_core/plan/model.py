@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from dfkv_core.bounded import MAX_MODEL_CONFIG_BYTES, read_json
 
 _TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 
@@ -18,7 +19,7 @@ def read_kv_bytes_per_token(path: Path, kv_dtype: str = "auto") -> int:
     """path: config.json or the folder it is in. Raises ModelConfigError, OSError."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file, MAX_MODEL_CONFIG_BYTES)
     except ValueError as error:
         raise ModelConfigError(f"{file} is not JSON: {error}") from None
     if not isinstance(config, dict):

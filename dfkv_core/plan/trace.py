@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from dfkv_core.bounded import MAX_TRACE_LINE_BYTES, parse_json
 
 if TYPE_CHECKING:
     from dfkv_core import _native
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _GZIP_MAGIC = b"\x1f\x8b"
 _BATCH_REQUESTS = 65536
 _REPORT_EVERY_LINES = 4096
+# JSON lines shrink about tenfold. What grows more than this on being unpacked was made to fill memory.
+_MAX_EXPANSION = 200
+_UNPACKED_FREE_BYTES = 64 * 1024 * 1024
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read and those it has."""
@@ -99,7 +103,7 @@ def read_trace(path: Path, progress: Progress | None = None) -> RequestTrace:
 
 def _request(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(line)
+        request = parse_json(line)
     except ValueError as error:
         raise _fault(path, number, f"expected a JSON object, found {_start_of(line)} ({error})") from None
     if not isinstance(request, dict):
@@ -110,9 +114,16 @@ def _request(path: Path, number: int, line: bytes) -> dict[str, Any]:
 def _lines(path: Path, progress: Progress | None) -> Iterator[tuple[int, bytes]]:
     size = path.stat().st_size
     with path.open("rb") as raw, _unpacked(raw) as lines:
-        number = 0
+        number, unpacked = 0, 0
         try:
-            for number, line in enumerate(lines, 1):
+            # A limit for each line, so that a file without line breaks is not read as one.
+            while line := lines.readline(MAX_TRACE_LINE_BYTES + 1):
+                number += 1
+                unpacked += len(line)
+                if len(line) > MAX_TRACE_LINE_BYTES:
+                    raise _fault(path, number, f"the line is longer than {MAX_TRACE_LINE_BYTES} bytes")
+                if unpacked > _MAX_EXPANSION * size + _UNPACKED_FREE_BYTES:
+                    raise _fault(path, number, f"the file unpacks to more than {_MAX_EXPANSION} times its size")
                 if progress is not None and number % _REPORT_EVERY_LINES == 0:
                     progress(raw.tell(), size)
                 if line.strip():
@@ -124,7 +135,7 @@ def _lines(path: Path, progress: Progress | None) -> Iterator[tuple[int, bytes]]
 
 
 @contextmanager
-def _unpacked(raw: BinaryIO) -> Iterator[Iterable[bytes]]:
+def _unpacked(raw: BinaryIO) -> Iterator[BinaryIO]:
     packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     raw.seek(0)
     if packed:

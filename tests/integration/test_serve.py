@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -135,6 +136,37 @@ def test_another_address_needs_a_secret(tmp_path: Path) -> None:
         assert server.ready["address"].startswith("0.0.0.0:")
 
 
+def listening(pid: int) -> set[str]:
+    """Local addresses, in hex as the kernel gives them, that a process listens on."""
+    sockets = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if f"socket:[{fields[9]}]" in sockets and (fields[3] == "0A" or table.startswith("udp")):
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+def test_everything_listens_on_loopback_by_default(tmp_path: Path) -> None:
+    with serving(tmp_path / "serve.log", "--metrics-port", "0") as server, client_of(server):
+        assert listening(server.pid) == {"0100007F"}
+    with serving(tmp_path / "open.log", "--host", "0.0.0.0", "--insecure") as server:
+        assert listening(server.pid) == {"00000000"}, "this test sees other addresses too"
+
+
+def test_metrics_on_another_address_are_meant(tmp_path: Path) -> None:
+    environ = {"DFKV_NODE__METRICS_HOST": "0.0.0.0"}
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    done = dfkv("serve", "--port", "0", "--metrics-port", "0", "--secret-file", str(secret), **environ)
+    assert done.returncode == 2
+    assert "metrics_host" in done.stderr
+    assert "insecure" in done.stderr
+    with serving(tmp_path / "open.log", "--metrics-port", "0", "--insecure", **environ) as server:
+        assert server.ready["metrics_address"].startswith("0.0.0.0:")
+
+
 def test_a_secret_is_needed_where_one_is_set(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef\n")
@@ -148,6 +180,9 @@ def test_a_secret_is_needed_where_one_is_set(tmp_path: Path) -> None:
             assert bad.returncode == 1
             assert "--secret-file" in bad.stderr
             assert "Traceback" not in bad.stderr
+        # Each attempt of theirs is counted where the operator looks.
+        stats = json.loads(dfkv("stat", "--node", server.address, "--secret-file", str(secret), "--json").stdout)
+        assert stats["nodes"][0]["stats"]["auth_failures"] >= 2
 
 
 def test_stat_ls_erase_round_trip(server: ServeProcess) -> None:
