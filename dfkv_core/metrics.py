@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import MetricsHandler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -15,6 +19,9 @@ from dfkv_core.config import join_address
 from dfkv_core.metrics_table import Spec, locate
 
 _Family = GaugeMetricFamily | CounterMetricFamily
+# Scrapes at once, and how long a peer may say nothing: an endpoint that asks nobody for a secret stays small.
+_MAX_SCRAPES = 8
+_SILENCE_S = 5.0
 
 
 class NodeCollector(Collector):
@@ -44,6 +51,36 @@ def _new_family(name: str, spec: Spec) -> _Family:
     return kind(f"dfkv_node_{name}", spec.help, labels=spec.labels)
 
 
+class _Server(ThreadingHTTPServer):
+    """At most _MAX_SCRAPES threads; further connections are closed."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._free = threading.BoundedSemaphore(_MAX_SCRAPES)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that goes away is no fault of the node, and not worth a traceback in its log."""
+
+
 class MetricsServer:
     """An HTTP endpoint for one node, on its own daemon threads. Raises OSError when the address cannot be had."""
 
@@ -51,7 +88,10 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(NodeCollector(stats, node_id=node_id))
         self._host = host
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        scrape: Any = MetricsHandler.factory(registry)
+        self._server = _Server((host, port), type("Scrape", (scrape,), {"timeout": _SILENCE_S}))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="dfkv-metrics", daemon=True)
+        self._thread.start()
 
     @property
     def address(self) -> str:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import msgpack
@@ -306,17 +307,24 @@ def slow(port: int, rng: random.Random, count: int = 200) -> Iterator[str]:
             peer.close()
 
 
+@cache
+def largest_requests() -> list[bytes]:
+    rng = random.Random(1)
+    chunks = [(block := rng.randbytes(16), route(block)) for _ in range(32768)]
+    lookup = _request("EXISTS", 5, exists_table(list(range(32)), chunks))
+    read = _request("GET", 5, item_table([_item(rng, 0) for _ in range(16384)]))
+    return [encode(lookup), encode(read)]
+
+
 def large(port: int, rng: random.Random) -> Iterator[str]:
     """Requests that are as large as they may be, one at a time, each answered before the next."""
-    chunks = [(block := rng.randbytes(16), route(block)) for _ in range(32768)]
-    lookup = encode(_request("EXISTS", 5, exists_table(list(range(32)), chunks)))
-    read = encode(_request("GET", 5, item_table([_item(rng, 0) for _ in range(16384)])))
+    requests = largest_requests()
     with connect(port) as peer:
         peer.sendall(introduction())
         _answer(peer)
         _answer(peer)
         while True:
-            peer.sendall(rng.choice([lookup, read]))
+            peer.sendall(rng.choice(requests))
             _answer(peer)
             yield "large"
 

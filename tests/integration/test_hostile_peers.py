@@ -12,10 +12,12 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from dfkv_core.client import Client, Item
@@ -152,11 +154,12 @@ def at_rest(victim: Victim) -> None:
 
 
 def test_mutated_frames_harm_nobody(server: ServeProcess, victim: Victim, seed: int) -> None:
-    """Each kind of frame that is wrong, many times over. `make torture` runs it for longer."""
+    """Each kind of frame that is wrong, many times over."""
     rng = random.Random(seed)
     before = memory_bytes(server)
     done: Counter[str] = Counter()
-    for number in range(110 * len(hostile.CASES)):
+    # A hundred times each; under the profile of torture, thousands.
+    for number in range(hypothesis.settings().max_examples * len(hostile.CASES)):
         name = list(hostile.CASES)[number % len(hostile.CASES)]
         hostile.attack_once(server.ready["port"], hostile.CASES[name](rng), rng)
         done[name] += 1
@@ -182,7 +185,7 @@ def test_another_clients_p99_at_most_doubles(
     tmp_path: Path, server: ServeProcess, victim: Victim, seed: int, kind: str
 ) -> None:
     """Baseline: the same attack on another node of this machine, so that both phases share the processor alike."""
-    seconds = 1.0
+    seconds = 0.8
     pairs = []
     with (
         serving(tmp_path / "decoy.log", **LIMITS) as decoy,
@@ -197,7 +200,7 @@ def test_another_clients_p99_at_most_doubles(
                 wait = attack(seconds)
                 time.sleep(0.1)
                 measured[attack] = victim.p99(seconds - 0.2)
-                assert sum(wait().values()) > 20
+                assert sum(wait().values()) > 3
             pairs.append((measured[harmless], measured[harmful]))
         victim.check()
     calm, attacked = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -207,16 +210,21 @@ def test_another_clients_p99_at_most_doubles(
     at_rest(victim)
 
 
-def test_ten_thousand_half_open_connections(server: ServeProcess, victim: Victim) -> None:
-    """They neither keep newcomers out nor stay: the oldest make way, and what is left ends at the handshake's time."""
+def test_ten_thousand_half_open_connections(tmp_path: Path, seed: int) -> None:
+    """They do not keep newcomers out: the oldest make way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = HALF_OPEN + 500
     if hard < wanted and hard != resource.RLIM_INFINITY:
         pytest.skip(f"this process may open {hard} descriptors; {wanted} are needed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    before = memory_bytes(server)
     peers: list[socket.socket] = []
+    stack = contextlib.ExitStack()
     try:
+        # Longer than all of this takes: none of them goes for having taken too long.
+        server = stack.enter_context(serving(tmp_path / "serve.log", DFKV_NODE__HANDSHAKE_TIMEOUT_MS="120000"))
+        victim = Victim(server, random.Random(seed))
+        stack.callback(victim.client.close)
+        before = memory_bytes(server)
         start = time.monotonic()
         for number in range(HALF_OPEN):
             peers.append(hostile.connect(server.ready["port"]))
@@ -240,11 +248,15 @@ def test_ten_thousand_half_open_connections(server: ServeProcess, victim: Victim
         )
         assert after - before < 64 * MIB
         assert stats["connections_open"] <= 4096 + 64
-        assert stats["connections_shed"] > 0
+        assert stats["connections_shed"] > 1000
+        for peer in peers:
+            peer.close()
         at_rest(victim)
+        assert server.stop()[0] == 0
     finally:
         for peer in peers:
             peer.close()
+        stack.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -276,3 +288,31 @@ def test_connections_that_hold_what_they_may_share_one_budget(server: ServeProce
         for peer in peers:
             peer.close()
     at_rest(victim)
+
+
+def test_silent_peers_of_the_metrics_endpoint(tmp_path: Path) -> None:
+    """They hold a few threads for a few seconds, and the node none the worse."""
+    with serving(tmp_path / "serve.log", "--metrics-port", "0") as server, contextlib.ExitStack() as stack:
+        port = int(str(server.ready["metrics_address"]).rpartition(":")[2])
+
+        def scrape() -> bytes:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+                return bytes(reply.read())
+
+        assert b"dfkv_node_objects 0.0" in scrape()
+        before = len(list(Path(f"/proc/{server.pid}/task").iterdir()))
+        silent = [stack.enter_context(hostile.connect(port)) for _ in range(100)]
+        for number, peer in enumerate(silent):
+            with contextlib.suppress(OSError):  # closed, for there are too many
+                peer.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (number * 50))
+        with Client.open([server.address]) as client:
+            assert client.ping(deadline_ms=DEADLINE_MS)
+        assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) <= before + 8
+        end = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError):
+                assert b"dfkv_node_objects 0.0" in scrape()
+                break
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        assert "Traceback" not in server.log.read_text()

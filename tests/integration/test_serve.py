@@ -156,14 +156,17 @@ def test_everything_listens_on_loopback_by_default(tmp_path: Path) -> None:
 
 
 def test_metrics_on_another_address_are_meant(tmp_path: Path) -> None:
-    environ = {"DFKV_NODE__METRICS_HOST": "0.0.0.0"}
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef\n")
-    done = dfkv("serve", "--port", "0", "--metrics-port", "0", "--secret-file", str(secret), **environ)
+    done = dfkv(
+        "serve", "--port", "0", "--metrics-port", "0", "--secret-file", str(secret), DFKV_NODE__METRICS_HOST="0.0.0.0"
+    )
     assert done.returncode == 2
     assert "metrics_host" in done.stderr
     assert "insecure" in done.stderr
-    with serving(tmp_path / "open.log", "--metrics-port", "0", "--insecure", **environ) as server:
+    with serving(
+        tmp_path / "open.log", "--metrics-port", "0", "--insecure", DFKV_NODE__METRICS_HOST="0.0.0.0"
+    ) as server:
         assert server.ready["metrics_address"].startswith("0.0.0.0:")
 
 
