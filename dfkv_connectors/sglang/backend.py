@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 
 from dfkv_core.config import SglangConnectorConfig, load_config
 
@@ -20,11 +20,6 @@ from . import hits
 from .pools import KV, PagePool, PoolError, Ranks, is_logical
 from .sharing import Sharing
 from .stats import Counters
-
-try:
-    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
-except ImportError:  # versions without side pools
-    PoolTransferResult = None
 
 logger = logging.getLogger("sglang.dfkv")
 T = TypeVar("T")
@@ -39,6 +34,7 @@ _SGLANG_KEYS = frozenset(
         "allocator",
         "prefetch_threshold",
         "prefetch_timeout_base",
+        "prefetch_timeout_max",
         "prefetch_timeout_per_ki_token",
         "hicache_storage_pass_prefix_keys",
         "tp_lcm_size",
@@ -217,7 +213,7 @@ class DfkvHiCache(HiCacheStorage):
         found = self._sharing.lookup(wanted)
         kv: hits.Found = [bool(transfers)] * len(keys) if self._logical_kv else found.pop(0)
         prefix = hits.fold(kv, transfers, found)
-        if "restorable_prefix_pages" in getattr(PoolTransferResult, "__dataclass_fields__", {}):
+        if "restorable_prefix_pages" in PoolTransferResult.__dataclass_fields__:
             return PoolTransferResult(prefix.pages, prefix.boundaries, prefix.restorable)
         return PoolTransferResult(prefix.pages, prefix.boundaries)
 

@@ -14,7 +14,9 @@ import signal
 import statistics
 import threading
 import time
+import types
 import unittest
+from unittest import mock
 
 import prepare  # noqa: F401  (first)
 import torch
@@ -179,6 +181,21 @@ class Contract(unittest.TestCase):
             copied = page_bytes(side, into[::PAGE].tolist())
             self.assertTrue(all(torch.equal(copied[index], pages[index]) for index in (0, 1, 2, 4, 5, 7)))
 
+    def test_versions_without_restorable_lengths_get_the_longest(self):
+        """In older versions a result has two fields, and the configuration fewer."""
+        result = dataclasses.make_dataclass("PoolTransferResult", ["kv_hit_pages", "extra_pool_hit_pages"])
+        keys = keys_of(self.name, 3)
+        config = storage_config()
+        old = types.SimpleNamespace(tp_rank=0, tp_size=1, model_name="model", extra_config=config.extra_config)
+        backend = DfkvHiCache(old, {})
+        self.addCleanup(backend.close)
+        backend.register_mem_pool_host(make_host_pool(make_pool("mha"), "page_first", "kernel"))
+        indices, _ = self.fill(backend, 3)
+        self.assertEqual(backend.batch_set_v1(keys[:2], indices[: 2 * PAGE]), [True] * 2)
+        with mock.patch("dfkv_connectors.sglang.backend.PoolTransferResult", result):
+            found = backend.batch_exists_v2(keys, [PoolTransfer(name="kv", keys=keys)])
+        self.assertEqual((found.kv_hit_pages, found.extra_pool_hit_pages), (2, {"kv": 2}))
+
     def test_pools_do_not_mix(self):
         """The same hash in another pool is another object."""
         backend = self.backend()
@@ -195,7 +212,8 @@ class Contract(unittest.TestCase):
     def test_servers_that_differ_miss_with_the_reason(self):
         keys = keys_of(self.name, 2)
         # Far from every other namespace of the node, so that the writer's is the nearest.
-        extra, far = {"weights_id": self.name, "fleet_salt": self.name}, {"pp_size": 5, "attn_cp_size": 7, "dp_rank": 0}
+        extra = {"weights_id": self.name, "fleet_salt": self.name}
+        far = {"pp_size": random.randrange(100, 30000), "attn_cp_size": random.randrange(100, 30000)}
         writer = self.backend(extra=extra, **far)
         indices, _ = self.fill(writer, 2)
         self.assertEqual(writer.batch_set_v1(keys, indices), [True] * 2)

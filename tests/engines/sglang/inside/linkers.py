@@ -92,12 +92,12 @@ class Linkers(Caches):
 
     def produce(self, sequence):
         cache, allocator, requests, linker, moved = self.linked()
-        self._insert(cache, allocator, requests, sequence)
-        for entry in linker.pools.values():
+        for entry in linker.pools.values():  # before the insertion, which may offload
             for buffer in entry.kv_buffer:
                 self.assertTrue(buffer.is_contiguous())
                 flat = buffer.view(torch.uint8)
                 flat.copy_(torch.randint(0, 128, flat.shape, dtype=torch.uint8))
+        self._insert(cache, allocator, requests, sequence)
         leaf = match_prefix(cache, sequence).last_device_node
         cache.linker.offload_nodes(self._path_chain(cache, leaf))
         self._pump_hicache_until(cache, lambda: not cache.linker.pending_offloads, "not offloaded")
