@@ -65,7 +65,7 @@ test-all: test torture
 
 # What is too long for every change: the fuzzers for FUZZ_SECONDS each, and random tests with many more examples.
 torture: build $(STAMPS)/tools
-	@$(PYTHON) tools/torture.py --seconds $(FUZZ_SECONDS)
+	@$(PYTHON) -m tools.torture --seconds $(FUZZ_SECONDS)
 
 bench: build
 	@$(PYTHON) -m tools.bench
