@@ -14,6 +14,7 @@ namespace {
 constexpr std::chrono::milliseconds kTick(100);         // leases expire to within this
 constexpr std::chrono::milliseconds kAcceptPause(100);  // while the process has no descriptors left
 constexpr std::uint32_t kAcceptBatch = 64;
+constexpr std::uint32_t kMayShed = 1024;  // connections being closed to make room, over the limit meanwhile
 constexpr std::size_t kMaxNodeIdBytes = 128;
 constexpr std::uint32_t kMaxThreads = 256;
 
@@ -112,7 +113,7 @@ void Server::on_listener() {
     const std::uint32_t open = open_.load(std::memory_order_relaxed);
     // Closing one takes a moment: for its time there may be a few too many.
     const bool room =
-        open < options_.max_connections || (open < options_.max_connections + kAcceptBatch && make_room(1));
+        open < options_.max_connections || (open < options_.max_connections + kMayShed && make_room(1));
     if (!room) {
       counters.connections_refused.add();
       continue;
