@@ -271,9 +271,9 @@ def test_connections_that_hold_what_they_may_share_one_budget(server: ServeProce
     untaken = encode(Frame(OPCODES["STAT"], 4, 7, meta=meta)) * 400
     peers: list[socket.socket] = []
     try:
-        for number in range(120):
+        for number in range(180):
             peers.append(hostile.connect(server.ready["port"]))
-            peers[-1].settimeout(0.05)
+            peers[-1].settimeout(0.02 if number % 3 == 2 else 5.0)
             with contextlib.suppress(OSError):  # it takes no more
                 peers[-1].sendall(hostile.introduction())
                 peers[-1].sendall((begun + announced, announced, untaken)[number % 3])
@@ -283,7 +283,9 @@ def test_connections_that_hold_what_they_may_share_one_budget(server: ServeProce
             f"memory of the node: {before / MIB:.1f} MiB, then {used / MIB:.1f} MiB; "
             f"shared by requests {stats['request_bytes'] / MIB:.1f} MiB, refused {stats['requests_busy']}"
         )
-        assert used - before < 256 * MIB + len(peers) * MIB // 2
+        # The budget, what the allocator keeps of freed tables, and answers that wait on each third connection.
+        assert used - before < 2 * 256 * MIB + len(peers) * MIB // 3
+        assert stats["requests_busy"] > 10
     finally:
         for peer in peers:
             peer.close()
