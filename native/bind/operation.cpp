@@ -191,6 +191,7 @@ void bind_ring(nb::module_& m) {
              const std::vector<std::uint32_t>& weights) { new (self) Ring(make_ring(node_ids, weights)); },
           nb::arg("node_ids"), nb::arg("weights"))
       .def("owner", &Ring::owner, nb::arg("route"))
+      .def("counts", &Ring::counts)
       .def("owners", &ring_owners, nb::arg("routes"));
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from tests.reference import identity, storage, views
+from tests.reference import identity, ring, storage, views
 from tests.reference.crc import crc32c
 
 
@@ -139,6 +139,24 @@ def routes() -> bytes:
     """Routes under placement rule 1."""
     ids = [bytes(16), bytes(range(16)), bytes([255] * 16), hashlib.sha256(b"route").digest()[:16]]
     return table("block_id route", [[block.hex(), identity.route(block)] for block in ids])
+
+
+def rings() -> bytes:
+    """Owners under placement rule 1: equal and mixed weights, none, the largest, many nodes."""
+    clusters = {
+        "one": {"node-a": 100},
+        "equal": {f"node-{i}": 100 for i in range(8)},
+        "mixed": {"n1": 1, "n2": 7, "n3": 0, "n4": 4294967295, "n5": 4294967294},
+        "many": {f"cache-{i}.rack-{i % 7}": (100, 200, 75, 150)[i % 4] for i in range(200)},
+    }
+    rows: list[list[Any]] = []
+    for name, weights in clusters.items():
+        places = list(weights)
+        asked = [i * 0x9E3779B97F4A7C15 & ring.MASK for i in range(256)]
+        owners = [places.index(str(ring.owner(route, weights))) for route in asked]
+        listed = ",".join(f"{node}:{weight}" for node, weight in weights.items())
+        rows.append([name, listed, ",".join(map(str, owners))])
+    return table("name nodes(id:weight) owners(position) of the routes i * 0x9E3779B97F4A7C15, i from 0", rows)
 
 
 # ---- storage and view ----------------------------------------------------------------------------
@@ -302,6 +320,7 @@ def files() -> dict[str, bytes]:
         "opaque.txt": opaque_blocks(),
         "part.txt": parts(),
         "route.txt": routes(),
+        "ring.txt": rings(),
         "record.txt": records(),
         "table_header.txt": table_headers(),
         "view.txt": encoded_views(),

@@ -1,104 +1,92 @@
-"""The ring against a second implementation, written from the description in native/net/ring.h."""
+"""Placement rule 1: against a second implementation, its bounds at a thousand nodes, and what a lookup costs."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
+import time
 
+import numpy as np
 import pytest
-import xxhash
 
 from dfkv_core import _native
+from tests.golden.generate import GOLDEN_DIR
+from tests.reference import ring as reference
 
-SLOTS = 16384
-MASK = (1 << 64) - 1
-
-
-def mix(x: int) -> int:
-    x ^= x >> 30
-    x = x * 0xBF58476D1CE4E5B9 & MASK
-    x ^= x >> 27
-    x = x * 0x94D049BB133111EB & MASK
-    return x ^ x >> 31
+SLOTS = 1 << reference.SLOT_BITS
 
 
-def log_table() -> list[int]:
-    table = []
-    for i in range(1024):
-        x = (1024 + i) << 21
-        bits = 0
-        for _ in range(32):
-            x = x * x >> 31
-            one = x >= 1 << 32
-            if one:
-                x >>= 1
-            bits = bits << 1 | one
-        table.append(bits)
-    return [*table, 1 << 32]
+def owners_of(weights: dict[str, int], routes: np.ndarray) -> np.ndarray:
+    """Positions of the owners."""
+    ring = _native.Ring(list(weights), list(weights.values()))
+    return np.frombuffer(ring.owners(routes.astype("<u8").tobytes()), "<u2")
 
 
-LOGS = log_table()
+def unmix(x: np.ndarray) -> np.ndarray:
+    """The inverse of mix(): a route for every slot."""
+    x = x ^ (x >> np.uint64(31)) ^ (x >> np.uint64(62))
+    x = x * np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
+    x = x ^ (x >> np.uint64(27)) ^ (x >> np.uint64(54))
+    x = x * np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
+    return np.asarray(x ^ (x >> np.uint64(30)) ^ (x >> np.uint64(60)))
 
 
-def cost(h: int) -> int:
-    top = h.bit_length() - 1
-    m = h << (63 - top)
-    i = m >> 53 & 1023
-    f = m >> 21 & 0xFFFFFFFF
-    return (64 << 32) - ((top << 32) + LOGS[i] + ((LOGS[i + 1] - LOGS[i]) * f >> 32))
+EVERY_SLOT = unmix(np.arange(SLOTS, dtype=np.uint64) << np.uint64(64 - reference.SLOT_BITS))
 
 
-def reference_slots(nodes: dict[str, int]) -> list[str]:
-    seeds = {node: xxhash.xxh3_64_intdigest(node.encode()) for node in nodes}
-    slots = []
-    for slot in range(SLOTS):
-        best = ""
-        best_hash = best_cost = 0
-        for node, weight in nodes.items():
-            if weight == 0:
-                continue
-            h = mix(seeds[node] ^ mix(slot)) or 1
-            c = cost(h)
-            if best:
-                mine, other = c * nodes[best], best_cost * weight
-                if not (mine < other or (mine == other and (h > best_hash or (h == best_hash and node < best)))):
-                    continue
-            best, best_hash, best_cost = node, h, c
-        slots.append(best)
-    return slots
+def test_golden_owners() -> None:
+    lines = [line.split(" ") for line in (GOLDEN_DIR / "ring.txt").read_text().splitlines() if line[0] != "#"]
+    assert len(lines) == 4
+    for name, nodes, owners in lines:
+        weights = {node: int(weight) for node, _, weight in (entry.partition(":") for entry in nodes.split(","))}
+        routes = np.arange(256, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        assert owners_of(weights, routes).tolist() == [int(position) for position in owners.split(",")], name
 
 
-def routes_by_slot() -> list[int]:
-    found: dict[int, int] = {}
-    route = 0
-    while len(found) < SLOTS:
-        found.setdefault(mix(route) >> 50, route)
-        route += 1
-    return [found[slot] for slot in range(SLOTS)]
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        {"node-a": 100},
-        {"node-a": 100, "node-b": 100, "node-c": 100},
-        {"n1": 1, "n2": 7, "n3": 0, "n4": 4294967295},
-    ],
-)
-def test_slots_are_those_of_the_description(nodes: dict[str, int]) -> None:
-    ring = _native.Ring(list(nodes), list(nodes.values()))
-    routes = routes_by_slot()
-    owners = struct.unpack(f"<{SLOTS}H", ring.owners(struct.pack(f"<{SLOTS}Q", *routes)))
-    assert [list(nodes)[owner] for owner in owners] == reference_slots(nodes)
-    assert ring.owner(routes[5]) == owners[5]
+def test_owners_are_those_of_the_description() -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(5):
+        nodes = {f"n{chance.getrandbits(40)}": chance.choice((0, 1, 50, 100, 2**32 - 1)) for _ in range(30)}
+        nodes["always"] = 100
+        routes = np.array([chance.getrandbits(64) for _ in range(300)], dtype=np.uint64)
+        found = owners_of(nodes, routes)
+        assert [list(nodes)[position] for position in found] == [reference.owner(int(r), nodes) for r in routes]
 
 
 def test_the_table_never_changes() -> None:
     """Another table would make every cache cold: this digest is part of placement rule 1."""
-    nodes = [f"node-{i}" for i in range(8)]
-    ring = _native.Ring(nodes, [100, 100, 100, 100, 50, 200, 100, 100])
-    owners = ring.owners(struct.pack(f"<{SLOTS}Q", *routes_by_slot()))
-    assert hashlib.sha256(owners).hexdigest() == "2e666a302b766b20c0e0dd6f80dccdccabdfbb1478f9ef3f712eeebb37c68ad6"
+    nodes = dict(zip([f"node-{i}" for i in range(8)], [100, 100, 100, 100, 50, 200, 100, 100], strict=True))
+    digest = hashlib.sha256(owners_of(nodes, EVERY_SLOT).tobytes()).hexdigest()
+    assert digest == "f7162f137f1aa9eaf5a2c1ba2d7cf79e3711aee26e5a9a8d62436c658997a9ae"
+
+
+def test_a_thousand_nodes_are_within_15_percent_and_move_little() -> None:
+    nodes = {f"cache-{i}": 100 for i in range(1000)}
+    before = owners_of(nodes, EVERY_SLOT)
+    counts = np.bincount(before, minlength=1000) * (1000 / SLOTS)
+    assert counts.max() < 1.15
+    assert counts.min() > 0.85
+    # One node goes: only its slots move.
+    after = owners_of({node: weight for node, weight in nodes.items() if node != "cache-999"}, EVERY_SLOT)
+    moved = int((before != after).sum())
+    assert moved == int((before == 999).sum())
+    assert moved < 1.2 * SLOTS / 1000
+
+
+def test_a_lookup_takes_less_than_200_ns() -> None:
+    ring = _native.Ring([f"cache-{i}" for i in range(1000)], [100] * 1000)
+    routes = struct.pack("<1000000Q", *range(1_000_000))
+    best = min(_seconds(ring, routes) for _ in range(5))
+    assert best / 1_000_000 < 200e-9
+
+
+def _seconds(ring: _native.Ring, routes: bytes) -> float:
+    started = time.perf_counter()
+    ring.owners(routes)
+    return time.perf_counter() - started
 
 
 def test_what_cannot_be_is_refused() -> None:
