@@ -64,6 +64,9 @@ class Ring:
 
     def __init__(self, node_ids: Sequence[str], weights: Sequence[int]) -> None: ...
     def owner(self, route: int) -> int: ...
+    def counts(self) -> list[int]:
+        """Slots of each node; they add up to all of them."""
+
     def owners(self, routes: Buffer) -> bytes:
         """routes: u64 each. One little-endian u16 per route: the position in node_ids."""
 
@@ -173,8 +176,12 @@ class Client:
         max_inflight_bytes: int = 1 << 30,
         max_pending_operations: int = 4096,
         last_view: bytes | None = None,
+        last_view_path: str = "",
+        group: str = "",
     ) -> None:
-        """Starts threads and connects in the background; does not block on the network."""
+        """Starts threads and connects in the background; does not block on the network. last_view: taken when no seed
+        answers. last_view_path: a file that keeps the last view for the next start; read here unless last_view is given.
+        group: that a membership service among the seeds must keep; empty: any."""
 
     def close(self, timeout_ms: float = 2000) -> None:
         """Ends every operation, joins threads. Idempotent."""

@@ -37,6 +37,10 @@ class ClientSettings(Protocol):
     def effective_name(self) -> str: ...
     def read_secret(self) -> bytes | None: ...
     @property
+    def last_view_path(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
     def connections_per_node(self) -> int: ...
     @property
     def connect_timeout_ms(self) -> int: ...
@@ -128,7 +132,7 @@ class Client:
         name: str = "",
         secret: bytes | None = None,
         last_view: bytes | None = None,
-        **native_options: int,
+        **native_options: Any,
     ) -> Client:
         """Starts the client's thread; connects in the background and does not wait for it.
 
@@ -157,6 +161,8 @@ class Client:
             name=name or target.effective_name(),
             secret=secret if secret is not None else target.read_secret(),
             last_view=last_view,
+            last_view_path=target.last_view_path,
+            group=target.group,
             **options,
         )
         deadlines = Deadlines(target.lookup_deadline_ms, target.load_deadline_ms, target.save_deadline_ms)

@@ -7,6 +7,7 @@ keys are errors. Records are immutable.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -22,9 +23,13 @@ from dfkv_core.bounded import MAX_SECRET_BYTES, TooLargeError, read_bytes
 from dfkv_core.config_load import ConfigError, Loaded, Problem, Record, load_record
 from dfkv_core.config_values import (
     DEFAULT_PORT,
+    ETCD_PORT,
+    MDS_PORT,
     AddressList,
     Count,
+    EtcdAddressList,
     FilePath,
+    MdsAddressList,
     Size,
     TextList,
     join_address,
@@ -37,6 +42,7 @@ __all__ = [
     "ClientConfig",
     "ConfigError",
     "Loaded",
+    "MdsConfig",
     "NodeConfig",
     "Problem",
     "Record",
@@ -51,11 +57,13 @@ __all__ = [
 _SIZE: dict[str, JsonValue] = {"size": True}
 _SECRET: dict[str, JsonValue] = {"secret": True}
 _NODE_ID = re.compile(r"^[A-Za-z0-9._-]{1,128}$")
+_NAME = "1 to 128 letters, digits, '.', '_' or '-'"
+DEFAULT_GROUP = "default"
 MIN_SECRET_BYTES = 16
 
 
 class NodeConfig(Record):
-    """A cache node (`dfkv serve`)."""
+    """A cache node (`dfkv serve`, `dfkv node`)."""
 
     sections: ClassVar[tuple[str, ...]] = ("node",)
 
@@ -73,6 +81,12 @@ class NodeConfig(Record):
         description="Fixed list of all nodes, this one included, as id=host:port. Empty: this node alone.",
     )
     peers_revision: Count = Field(1, ge=1, description="Raise it whenever peers changes; the same on every node.")
+    mds: MdsAddressList = Field((), description="Membership services to register with, host:port. Empty: none.")
+    group: str = Field(DEFAULT_GROUP, description="Group of nodes that make up one cluster, with mds.")
+    weight: Count = Field(
+        100, ge=1, le=1_000_000, description="Share of the keys this node owns, relative to the others', with mds."
+    )
+    zone: str = Field("", max_length=128, description="Where the node is, for operators, with mds.")
     secret_file: FilePath | None = Field(
         None, description="File with the shared secret that clients must know (at least 16 bytes)."
     )
@@ -104,7 +118,8 @@ class NodeConfig(Record):
     @model_validator(mode="after")
     def _check(self) -> NodeConfig:
         if self.node_id and not _NODE_ID.match(self.node_id):
-            raise _invalid("node_id of 1 to 128 letters, digits, '.', '_' or '-'")
+            raise _invalid(f"node_id of {_NAME}, found {self.node_id[:150]!r}")
+        _check_group(self.group)
         if not self.secret_file and not self.insecure and not is_loopback(self.host):
             raise _invalid(
                 f"a secret_file when host is {self.host!r}, because anyone who reaches that address could read and "
@@ -115,6 +130,8 @@ class NodeConfig(Record):
                 f"insecure = true when metrics_host is {self.metrics_host!r}, because the endpoint asks nobody for a "
                 "secret (or a loopback address, with a proxy of your own before it)"
             )
+        if self.mds and self.peers:
+            raise _invalid("either mds or peers: both say who is in the cluster")
         if self.advertise:
             try:
                 split_address(self.advertise)
@@ -149,6 +166,38 @@ class NodeConfig(Record):
         return out
 
 
+class MdsConfig(Record):
+    """A membership service (`dfkv mds`)."""
+
+    sections: ClassVar[tuple[str, ...]] = ("mds",)
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Other than loopback needs secret_file.")
+    port: Count = Field(MDS_PORT, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
+    etcd: EtcdAddressList = Field(
+        (f"127.0.0.1:{ETCD_PORT}",), min_length=1, description="Members of the etcd cluster, host:port."
+    )
+    group: str = Field(DEFAULT_GROUP, description="Group of nodes that this service keeps.")
+    secret_file: FilePath | None = Field(
+        None, description="File with the shared secret that nodes and clients must know (at least 16 bytes)."
+    )
+    insecure: bool = Field(False, description="Listen on a non-loopback address without a secret.")
+    ttl_s: Count = Field(
+        30, ge=3, le=600, description="Time after which a silent node is gone; it reports three times as often."
+    )
+    poll_ms: Count = Field(1000, ge=50, le=10000, description="Time between two looks at etcd.")
+    max_connections: Count = Field(16384, ge=1, le=65536, description="Connections served at once.")
+
+    @model_validator(mode="after")
+    def _check(self) -> MdsConfig:
+        _check_group(self.group)
+        if not self.secret_file and not self.insecure and not is_loopback(self.host):
+            raise _invalid(
+                f"a secret_file when host is {self.host!r}, because anyone who reaches that address could add nodes "
+                "(or insecure = true on a network where that is acceptable)"
+            )
+        return self
+
+
 class ClientConfig(Record):
     """What every user of the cache needs: the connectors and the command line."""
 
@@ -157,7 +206,13 @@ class ClientConfig(Record):
     addresses: AddressList = Field(
         (f"127.0.0.1:{DEFAULT_PORT}",),
         min_length=1,
-        description="Nodes to ask first, host:port; they tell the client about the others.",
+        description="Nodes or membership services to ask first, host:port; they tell the client about the others.",
+    )
+    group: str = Field("", description="Group that a membership service must keep. Empty: whichever it keeps.")
+    view_dir: str = Field(
+        "",
+        description="Directory that keeps the last view of the cluster for the next start. "
+        "Empty: $XDG_STATE_HOME/dfkv, or ~/.local/state/dfkv.",
     )
     secret_file: FilePath | None = Field(None, description="File with the secret shared with the nodes.")
     name: str = Field("", max_length=128, description="Name shown to operators. Empty: host name and process id.")
@@ -180,6 +235,13 @@ class ClientConfig(Record):
     def seeds(self) -> list[tuple[str, int]]:
         """addresses as (host, port)."""
         return [split_address(address) for address in self.addresses]
+
+    @property
+    def last_view_path(self) -> str:
+        """The file that keeps the last view of the cluster behind these addresses."""
+        state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+        place = hashlib.sha256(repr((sorted(self.addresses), self.group)).encode()).hexdigest()[:24]
+        return os.path.join(self.view_dir or os.path.join(state, "dfkv"), f"{place}.view")
 
     def effective_name(self) -> str:
         return self.name or f"{socket.gethostname()}:{os.getpid()}"[:128]
@@ -256,6 +318,7 @@ class SglangConnectorConfig(EngineConfig):
 
 RECORDS: dict[str, type[Record]] = {
     "node": NodeConfig,
+    "mds": MdsConfig,
     "client": ClientConfig,
     "vllm": VllmConnectorConfig,
     "sglang": SglangConnectorConfig,
@@ -315,6 +378,11 @@ def read_secret(path: Path | None) -> bytes | None:
             ]
         )
     return secret
+
+
+def _check_group(group: str) -> None:
+    if not _NODE_ID.match(group):
+        raise _invalid(f"group of {_NAME}, found {group[:150]!r}")
 
 
 def _invalid(expected: str) -> PydanticCustomError:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 DEFAULT_PORT = 7440
+MDS_PORT = 7441
+ETCD_PORT = 2379
 _SIZE = re.compile(r"^\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-zA-Z]*)\s*$")
 _UNITS = {
     "": 1,
@@ -62,7 +64,7 @@ def exact_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
     """(host, port) of "host", "host:port" or "[v6]:port". ValueError says what was expected."""
     expected = 'an address such as "127.0.0.1:7440", "cache-1:7440" or "[::1]:7440"'
     text = address.strip()
@@ -76,7 +78,7 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or any(c.isspace() for c in host) or ":" in port:
         raise ValueError(expected)
     if not port:
-        return host, DEFAULT_PORT
+        return host, default_port
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(expected)
     return host, int(port)
@@ -88,6 +90,14 @@ def join_address(host: str, port: int) -> str:
 
 def _check_address(address: str) -> str:
     return join_address(*split_address(address))
+
+
+def _check_mds_address(address: str) -> str:
+    return join_address(*split_address(address, MDS_PORT))
+
+
+def _check_etcd_address(address: str) -> str:
+    return join_address(*split_address(address.removeprefix("http://"), ETCD_PORT))
 
 
 def _split_list(value: Any) -> Any:
@@ -111,6 +121,10 @@ Size = Annotated[int, BeforeValidator(parse_size), BeforeValidator(_reject_bool)
 Count = Annotated[int, BeforeValidator(_reject_bool)]
 Address = Annotated[str, AfterValidator(_check_address)]
 AddressList = Annotated[tuple[Address, ...], BeforeValidator(_split_list)]
+MdsAddressList = Annotated[tuple[Annotated[str, AfterValidator(_check_mds_address)], ...], BeforeValidator(_split_list)]
+EtcdAddressList = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_etcd_address)], ...], BeforeValidator(_split_list)
+]
 TextList = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
 FilePath = Annotated[Path, BeforeValidator(_expand_path)]
 

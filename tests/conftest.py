@@ -8,7 +8,10 @@ from collections import defaultdict
 import hypothesis
 import pytest
 
-_SHARES = ("build + lint", "unit + integration", "native asan + ubsan", "native tsan", "engines")
+# Clients keep their last view there; what one test has seen is nothing to the next.
+os.environ["XDG_STATE_HOME"] = "/dev/null/state"
+
+_SHARES = ("build + lint", "unit + integration", "cluster", "native asan + ubsan", "native tsan", "engines")
 _seconds: dict[str, float] = defaultdict(float)
 _share_of: dict[str, str] = {}
 
@@ -31,7 +34,8 @@ def _share(item: pytest.Item) -> str:
         return "engines"
     if item.get_closest_marker("native"):
         return "native tsan" if "tsan" in item.nodeid else "native asan + ubsan"
-    return "unit + integration"
+    cluster = "test_mds" in item.nodeid or "test_simulation" in item.nodeid
+    return "cluster" if cluster else "unit + integration"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -70,6 +70,8 @@ class SchedulerSide:
             connections_per_node=1,
             connect_timeout_ms=config.connect_timeout_ms,
             cooldown_ms=config.cooldown_ms,
+            last_view_path=config.last_view_path,
+            group=config.group,
         )
         self._namespace = self._client.add_namespace(first.descriptor, first.label)
         self._lookups = LookupThread(

@@ -70,6 +70,8 @@ class WorkerSide:
             connect_timeout_ms=config.connect_timeout_ms,
             cooldown_ms=config.cooldown_ms,
             max_inflight_bytes=config.max_inflight_bytes,
+            last_view_path=config.last_view_path,
+            group=config.group,
         )
         self._namespace = self._client.add_namespace(engine.descriptor, engine.label)
         self.geometry = Geometry(

@@ -14,11 +14,15 @@ from dfkv_core.cli.output import CommandError
 
 if TYPE_CHECKING:
     from dfkv_core import _native
+    from dfkv_core.membership.wire import Opcode
 
 NodeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--node", "-n", metavar="HOST:PORT", help="A node to ask; may be repeated (default: client.addresses)."
+        "--node",
+        "-n",
+        metavar="HOST:PORT",
+        help="A node or membership service to ask; may be repeated (default: client.addresses).",
     ),
 ]
 SecretOption = Annotated[
@@ -89,6 +93,8 @@ def connect(
         secret=secret,
         connections_per_node=1,
         connect_timeout_ms=config.connect_timeout_ms,
+        last_view_path=config.last_view_path,
+        group=config.group,
     )
     try:
         patience_ms = min(deadline_ms, CONNECT_PATIENCE_MS)
@@ -97,6 +103,51 @@ def connect(
         yield Session(client, config.addresses, deadline_ms)
     finally:
         client.close()
+
+
+def ask_service(
+    nodes: list[str] | None,
+    secret_file: Path | None,
+    config_file: Path | None,
+    deadline_ms: float,
+    opcode: Opcode,
+    payload: bytes = b"",
+) -> bytes:
+    """One request to the first of the configured addresses that is a membership service. Raises CommandError."""
+    import asyncio
+
+    from dfkv_core.config import ClientConfig, load_config
+    from dfkv_core.config_values import join_address
+    from dfkv_core.keys import Status
+    from dfkv_core.membership.wire import Connection, RefusedError, WireError
+
+    config = load_config(
+        ClientConfig, flags={"addresses": nodes or None, "secret_file": secret_file}, file=config_file
+    ).value
+    secret = config.read_secret()
+
+    async def ask(host: str, port: int) -> bytes:
+        connection = await Connection.open(
+            host, port, secret=secret, group=config.group, timeout_s=CONNECT_PATIENCE_MS / 1000
+        )
+        try:
+            return (await connection.ask(opcode, {}, payload, timeout_s=deadline_ms / 1000)).payload
+        finally:
+            await connection.close()
+
+    failures = []
+    for host, port in config.seeds:
+        try:
+            return asyncio.run(ask(host, port))
+        except RefusedError as error:
+            if error.status == Status.MISS_NOT_FOUND:
+                raise CommandError(error.reason, "`dfkv ring` lists the nodes") from None
+            known = error.status == Status.REFUSED_UNSUPPORTED
+            failures.append(f"{join_address(host, port)}: {'a cache node' if known else error.reason}")
+        except WireError as error:
+            failures.append(f"{join_address(host, port)}: {error}")
+    hint = "name one (`dfkv mds`) with --node HOST:PORT or client.addresses"
+    raise CommandError(f"no membership service answered ({'; '.join(failures)})", hint)
 
 
 def _unreachable(client: _native.Client, addresses: tuple[str, ...], patience_ms: float) -> CommandError:

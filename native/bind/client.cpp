@@ -172,7 +172,8 @@ Options make_options(const std::vector<std::pair<std::string, std::uint16_t>>& s
                      const std::optional<nb::bytes>& secret, std::uint32_t connections_per_node,
                      std::uint32_t connect_timeout_ms, std::uint32_t cooldown_ms, std::uint32_t view_poll_ms,
                      std::uint64_t max_inflight_bytes, std::uint32_t max_pending_operations,
-                     const std::optional<nb::bytes>& last_view) {
+                     const std::optional<nb::bytes>& last_view, std::string last_view_path,
+                     std::string group) {
   const auto copy = [](const nb::bytes& from) {
     const auto bytes = as_bytes(from.c_str(), from.size());
     return std::vector<std::byte>(bytes.begin(), bytes.end());
@@ -188,6 +189,8 @@ Options make_options(const std::vector<std::pair<std::string, std::uint16_t>>& s
   options.max_inflight_bytes = max_inflight_bytes;
   options.max_pending_operations = max_pending_operations;
   if (last_view) options.last_view = copy(*last_view);
+  options.last_view_path = std::move(last_view_path);
+  options.group = std::move(group);
   return options;
 }
 
@@ -297,16 +300,17 @@ void bind_client_class(nb::module_& m) {
              std::string name, std::optional<nb::bytes> secret, std::uint32_t connections_per_node,
              std::uint32_t connect_timeout_ms, std::uint32_t cooldown_ms, std::uint32_t view_poll_ms,
              std::uint64_t max_inflight_bytes, std::uint32_t max_pending_operations,
-             std::optional<nb::bytes> last_view) {
+             std::optional<nb::bytes> last_view, std::string last_view_path, std::string group) {
             new (self) ClientHandle(make_options(seeds, std::move(name), secret, connections_per_node,
                                                  connect_timeout_ms, cooldown_ms, view_poll_ms,
-                                                 max_inflight_bytes, max_pending_operations, last_view));
+                                                 max_inflight_bytes, max_pending_operations, last_view,
+                                                 std::move(last_view_path), std::move(group)));
           },
           nb::arg("seeds"), nb::kw_only(), nb::arg("name") = "", nb::arg("secret") = nb::none(),
           nb::arg("connections_per_node") = 2, nb::arg("connect_timeout_ms") = 1000,
           nb::arg("cooldown_ms") = 500, nb::arg("view_poll_ms") = 10000,
           nb::arg("max_inflight_bytes") = std::uint64_t{1} << 30, nb::arg("max_pending_operations") = 4096,
-          nb::arg("last_view") = nb::none())
+          nb::arg("last_view") = nb::none(), nb::arg("last_view_path") = "", nb::arg("group") = "")
       .def("close", &ClientHandle::close, nb::arg("timeout_ms") = 2000.0)
       .def(
           "wait_ready",

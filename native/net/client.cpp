@@ -6,11 +6,14 @@
 #include <csignal>
 #include <stdexcept>
 
+#include "net/client_view_file.h"
+
 namespace dfkv::client {
 
 namespace {
 
 Options checked(Options options) {
+  if (options.last_view.empty()) options.last_view = load_view(options.last_view_path);
   if (options.seeds.empty() && options.last_view.empty()) {
     throw std::invalid_argument("no address of a node to ask first, and no last view");
   }

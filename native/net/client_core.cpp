@@ -32,6 +32,7 @@ std::optional<std::vector<std::uint16_t>> NamespaceBook::difference(const Namesp
 }
 
 Core::Core(Options options) : io_(std::move(options)), resolver_(io_.loop) {
+  saver_ = std::make_shared<ViewSaver>(io_.options.last_view_path);
   io_.complete = [this](const std::shared_ptr<Operation>& op) { complete(op); };
 }
 

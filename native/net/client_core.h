@@ -13,13 +13,15 @@
 #include "net/client_io.h"
 #include "net/client_node.h"
 #include "net/client_view.h"
+#include "net/client_view_file.h"
 #include "net/ring.h"
 
 namespace dfkv::client {
 
 // A view with its rings, and the links to its nodes in the order of view.nodes.
 struct Routing {
-  View view;
+  View view;                      // with the kept nodes
+  std::vector<std::string> kept;  // nodes that the view as told leaves out, see keep_answering()
   std::vector<std::byte> raw;
   Ring read;
   Ring write;
@@ -77,7 +79,11 @@ class Core : public std::enable_shared_from_this<Core> {
   // client_routing.cpp: views.
   void offer_view(View view, std::vector<std::byte> raw, const std::string& seed_host, bool confirmed);
   void build_next();
+  static void build(Routing& routing, const Routing* before);
   void take_routing();
+  void watch_kept();
+  void drop_silent();
+  [[nodiscard]] bool answers(const std::string& node_id) const;
   void seeds_failed();
   void retire_links();
 
@@ -94,10 +100,12 @@ class Core : public std::enable_shared_from_this<Core> {
   std::vector<std::shared_ptr<Operation>> waiting_;  // for the first view
   bool last_view_offered_ = false;
   bool no_view_to_be_had_ = false;  // every seed failed: without a view keys are a miss at once
+  std::shared_ptr<ViewSaver> saver_;
   std::thread ring_builder_;
   std::shared_ptr<Routing> building_;
   std::shared_ptr<Routing> next_to_build_;
   EventLoop::TimerId retire_timer_ = 0;
+  EventLoop::TimerId kept_timer_ = 0;
 
   // Shared.
   mutable std::mutex mutex_;

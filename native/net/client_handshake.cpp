@@ -39,6 +39,7 @@ Handshake::Handshake(const Options& options, Lane lane, std::string expected_nod
   mine_.max_fragment_bytes = kDefaultMaxFragmentBytes;
   mine_.auth_methods = options.secret ? kAuthHmac : kAuthNone;
   mine_.client_name = options.name;
+  mine_.group = options.group;
   mine_.software = "dfkv";
 }
 

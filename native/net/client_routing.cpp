@@ -1,5 +1,6 @@
 // Views: which are taken, their rings, and links to their nodes.
 #include <algorithm>
+#include <set>
 
 #include "net/client_core.h"
 
@@ -7,6 +8,7 @@ namespace dfkv::client {
 
 namespace {
 constexpr std::chrono::milliseconds kRetireCheck{100};
+constexpr std::chrono::milliseconds kKeptCheck{250};
 
 std::vector<Endpoint> endpoints_of(const ViewNode& node, const std::string& seed_host) {
   std::vector<Endpoint> endpoints;
@@ -36,6 +38,10 @@ void Core::offer_view(View view, std::vector<std::byte> raw, const std::string& 
     return;
   }
   auto routing = std::make_shared<Routing>();
+  if (routing_ && routing_->confirmed && confirmed) {
+    routing->kept =
+        keep_answering(routing_->view, view, [this](const std::string& id) { return answers(id); });
+  }
   routing->view = std::move(view);
   routing->raw = std::move(raw);
   routing->seed_host = seed_host;
@@ -48,21 +54,26 @@ void Core::build_next() {
   if (building_ || !next_to_build_) return;
   building_ = std::move(next_to_build_);
   next_to_build_.reset();
-  const auto build = [](Routing& routing) {
-    routing.read = read_ring(routing.view);
-    routing.write = write_ring(routing.view);
-  };
   // Filling the rings of a large cluster takes longer than an operation's deadline may wait.
   if (ring_builder_.joinable()) ring_builder_.join();
   try {
-    ring_builder_ = std::thread([this, build, routing = building_] {
-      build(*routing);
+    ring_builder_ = std::thread([this, routing = building_, before = routing_] {
+      build(*routing, before.get());
       io_.loop.post([this] { take_routing(); });
     });
   } catch (const std::system_error&) {
-    build(*building_);
+    build(*building_, routing_.get());
     io_.loop.post([this] { take_routing(); });
   }
+}
+
+void Core::build(Routing& routing, const Routing* before) {
+  const auto& nodes = routing.view.nodes;
+  const bool alike = std::ranges::all_of(nodes, [](const ViewNode& node) {
+    return node.state != NodeState::kDraining && node.read_weight == node.write_weight;
+  });
+  routing.read = read_ring(routing.view, before != nullptr ? before->read : Ring());
+  routing.write = alike ? routing.read : write_ring(routing.view, before != nullptr ? before->write : Ring());
 }
 
 void Core::take_routing() {
@@ -92,6 +103,7 @@ void Core::take_routing() {
   routing_ = std::move(routing);
   no_view_to_be_had_ = false;
   bump(io_.counters.views_taken);
+  if (routing_->confirmed) saver_->save(routing_->raw);
   for (auto* link : fresh) link->start();
   {
     const std::lock_guard lock(mutex_);
@@ -103,6 +115,41 @@ void Core::take_routing() {
   waiting.swap(waiting_);
   for (const auto& op : waiting) plan(op);
   retire_links();
+  watch_kept();
+  build_next();
+}
+
+bool Core::answers(const std::string& node_id) const {
+  const auto link = links_.find(node_id);
+  return link != links_.end() && link->second->reachable();
+}
+
+void Core::watch_kept() {
+  if (kept_timer_ != 0 || routing_->kept.empty()) return;
+  kept_timer_ = io_.loop.at(Clock::now() + kKeptCheck, [this] {
+    kept_timer_ = 0;
+    drop_silent();
+    watch_kept();
+  });
+}
+
+// Nodes that were kept because they answered go once they no longer do.
+void Core::drop_silent() {
+  if (building_ || next_to_build_) return;
+  std::set<std::string> silent;
+  for (const auto& id : routing_->kept) {
+    if (!answers(id)) silent.insert(id);
+  }
+  if (silent.empty()) return;
+  auto routing = std::make_shared<Routing>();
+  routing->view = routing_->view;
+  routing->kept = routing_->kept;
+  std::erase_if(routing->view.nodes, [&](const ViewNode& node) { return silent.contains(node.id); });
+  std::erase_if(routing->kept, [&](const std::string& id) { return silent.contains(id); });
+  routing->raw = routing_->raw;
+  routing->seed_host = routing_->seed_host;
+  routing->confirmed = routing_->confirmed;
+  next_to_build_ = std::move(routing);
   build_next();
 }
 

@@ -21,6 +21,7 @@ struct Endpoint {
 struct Options {
   std::vector<Endpoint> seeds;
   std::string name;
+  std::string group;  // that a membership service among the seeds must keep; empty: any
   std::optional<std::vector<std::byte>> secret;
   std::uint32_t connections_per_node = 2;   // bulk lane; the control lane always has one
   std::uint32_t connect_timeout_ms = 1000;  // connect and handshake together
@@ -31,6 +32,7 @@ struct Options {
   std::uint64_t max_inflight_bytes = 1ULL << 30;
   std::uint32_t max_pending_operations = 4096;
   std::vector<std::byte> last_view;  // encoded; taken when no seed answers
+  std::string last_view_path;        // where the last view is kept from start to start; empty: nowhere
 };
 
 // A run of the caller's memory. Address 0: the bytes are received, verified and thrown away (GET only).

@@ -1,6 +1,7 @@
 #include "net/client_view.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "net/client_node.h"
 #include "net/ring.h"
@@ -28,6 +29,24 @@ ViewVerdict judge_view(const View* current, const ViewContext& context, const Vi
   }
   if (!context.confirmed || !context.reachable) return ViewVerdict::kTake;
   return candidate.cluster_id > current->cluster_id ? ViewVerdict::kTake : ViewVerdict::kOlder;
+}
+
+std::vector<std::string> keep_answering(const View& current, View& candidate,
+                                        const std::function<bool(const std::string& id)>& answers) {
+  std::vector<std::string> kept;
+  if (candidate.cluster_id != current.cluster_id) return kept;
+  const auto by_id = [](const ViewNode& a, const ViewNode& b) { return a.id < b.id; };
+  std::vector<ViewNode> missing;
+  std::ranges::set_difference(current.nodes, candidate.nodes, std::back_inserter(missing), by_id);
+  std::erase_if(missing, [&](const ViewNode& node) {
+    const bool used = node.state == NodeState::kServing || node.state == NodeState::kDraining;
+    return !used || !answers(node.id);
+  });
+  for (const auto& node : missing) kept.push_back(node.id);
+  const auto told = static_cast<std::ptrdiff_t>(candidate.nodes.size());
+  std::ranges::move(missing, std::back_inserter(candidate.nodes));
+  std::ranges::inplace_merge(candidate.nodes, candidate.nodes.begin() + told, by_id);
+  return kept;
 }
 
 ViewFollower::ViewFollower(Io& io, Resolver& resolver, OnView on_view, OnRoundFailed on_round_failed)

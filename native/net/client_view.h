@@ -31,6 +31,12 @@ struct ViewContext {
 // same addresses).
 [[nodiscard]] ViewVerdict judge_view(const View* current, const ViewContext& context, const View& candidate);
 
+// Puts back into `candidate` the nodes of `current` that it leaves out without a word although they answer
+// this client: whoever made it may have lost sight of them. A node that left on purpose is listed as gone.
+// Returns the ids of those put back.
+std::vector<std::string> keep_answering(const View& current, View& candidate,
+                                        const std::function<bool(const std::string& id)>& answers);
+
 // Asks the seeds in turn until one answers, then stays with it and waits there for changes. I/O thread only.
 class ViewFollower : public Connection::Owner {
  public:

@@ -3,8 +3,11 @@
 #include "net/client.h"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <iterator>
 #include <numeric>
 
 #include "tests/client_harness.h"
@@ -351,6 +354,83 @@ TEST_CASE("judge_view") {
   View ruled = other(5, 11);
   ruled.placement_rule = 2;
   CHECK(judge_view(&view, {}, ruled) == ViewVerdict::kUnknownRule);
+}
+
+TEST_CASE("a view that leaves out a node that answers does not take it away") {
+  using client::keep_answering;
+  View current;
+  current.nodes.resize(4);
+  for (std::size_t i = 0; i < 4; ++i) current.nodes[i].id = std::string(1, static_cast<char>('a' + i));
+  current.nodes[2].state = NodeState::kJoining;
+  const auto shrunken = [&] {
+    View view = current;
+    view.nodes.erase(view.nodes.begin() + 1, view.nodes.end());
+    view.nodes.push_back(current.nodes[3]);
+    view.nodes[1].state = NodeState::kGone;
+    return view;
+  };
+  const auto all = [](const std::string&) { return true; };
+  const auto none = [](const std::string&) { return false; };
+  auto view = shrunken();
+  CHECK(keep_answering(current, view, none).empty());
+  CHECK(view.nodes.size() == 2);
+  // b is put back in its place; c was never used; d says itself that it is gone.
+  CHECK(keep_answering(current, view, all) == std::vector<std::string>{"b"});
+  REQUIRE(view.nodes.size() == 3);
+  CHECK(view.nodes[1].id == "b");
+  CHECK(view.nodes[2].state == NodeState::kGone);
+  auto other_cluster = shrunken();
+  other_cluster.cluster_id[0] = std::byte{1};
+  CHECK(keep_answering(current, other_cluster, all).empty());
+}
+
+TEST_CASE("a node that answers is used although the view has lost it, until it stops") {
+  auto b = std::make_unique<FakePeer>("node-b");
+  FakePeer a("node-a");
+  View both;
+  both.revision = 7;
+  both.nodes.resize(2);
+  both.nodes[0].id = "node-a";
+  both.nodes[0].tcp = {a.address()};
+  both.nodes[1].id = "node-b";
+  both.nodes[1].tcp = {b->address()};
+  a.set_view(both);
+  Client client(options_for(a.port));
+  const auto nodes = [&] { return client.report().size(); };
+  REQUIRE(eventually([&] { return nodes() == 2 && client.report()[1].connections == 3; }));
+  View lost = both;
+  lost.revision = 8;
+  lost.nodes.resize(1);
+  a.set_view(lost);
+  REQUIRE(eventually([&] { return decode_view(client.encoded_view())->revision == 8; }));
+  CHECK(nodes() == 2);
+  b.reset();
+  CHECK(eventually([&] { return nodes() == 1; }));
+}
+
+TEST_CASE("the last view is kept in a file for the next start") {
+  const auto folder = std::filesystem::temp_directory_path() / ("dfkv-view-" + std::to_string(::getpid()));
+  std::filesystem::remove_all(folder);
+  FakePeer node("node-a");
+  View view;
+  view.revision = 3;
+  view.nodes.resize(1);
+  view.nodes[0].id = "node-a";
+  view.nodes[0].tcp = {node.address()};
+  node.set_view(view);
+  auto options = options_for(node.port);
+  options.last_view_path = folder / "deep" / "seeds.view";
+  {
+    Client client(options);
+    REQUIRE(client.wait_ready(5s));
+    CHECK(eventually([&] { return std::filesystem::exists(options.last_view_path); }));
+  }
+  Options later = options_for(1);  // nobody listens there
+  later.last_view_path = options.last_view_path;
+  Client client(later);
+  CHECK(client.wait_ready(5s));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / "deep"), {}) == 1);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("addresses") {

@@ -48,6 +48,7 @@ inline std::string text_of(const HelloMeta& meta) {
   text.id("boot_id", meta.boot_id);
   text.text("software", meta.software);
   text.text("client_name", meta.client_name);
+  text.text("group", meta.group);
   return text.str();
 }
 

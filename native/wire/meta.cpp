@@ -233,6 +233,7 @@ void encode_hello(const HelloMeta& meta, std::vector<std::byte>& out) {
   map.id(10, meta.boot_id);
   map.text(128, meta.software, kMaxNameBytes);
   map.text(129, meta.client_name, kMaxNameBytes);
+  map.text(130, meta.group, kMaxNameBytes);
   map.finish();
 }
 
@@ -312,6 +313,8 @@ MetaFault decode_hello(Bytes in, HelloMeta& out) {
         return field.text(kMaxNameBytes, out.software);
       case 129:
         return field.text(kMaxNameBytes, out.client_name);
+      case 130:
+        return field.text(kMaxNameBytes, out.group);
       default:
         return field.unknown(key);
     }

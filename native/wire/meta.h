@@ -34,6 +34,7 @@ struct HelloMeta {
   std::array<std::byte, 16> boot_id{};   // key 10 (reply)
   std::string software;                  // key 128
   std::string client_name;               // key 129
+  std::string group;                     // key 130: the one that a membership service must keep
 };
 inline constexpr std::uint32_t kAuthNone = 1;
 inline constexpr std::uint32_t kAuthHmac = 2;

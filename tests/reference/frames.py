@@ -32,6 +32,9 @@ OPCODES = {
     "OPEN_REGION": 16,
     "PREFETCH": 17,
     "SUBSCRIBE": 18,
+    "ANNOUNCE": 19,
+    "CONSUMERS": 20,
+    "DRAIN": 21,
 }
 HELLO_KEYS = {
     "features_offered": 1,
@@ -46,6 +49,7 @@ HELLO_KEYS = {
     "boot_id": 10,
     "software": 128,
     "client_name": 129,
+    "group": 130,
 }
 REQUEST_KEYS = {
     "ns": 1,
