@@ -7,10 +7,18 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dfkv_core.config import NodeConfig, join_address, read_secret
+from dfkv_core.config import NodeConfig, join_address, read_secret, split_address
 from dfkv_core.config_values import exact_size, format_size
 from dfkv_core.host import available_memory_bytes
-from dfkv_core.membership import EmbeddedMembership, Membership, NodeEntry, NodeState, StaticMembership, View
+from dfkv_core.membership import (
+    EmbeddedMembership,
+    Membership,
+    MembershipError,
+    NodeEntry,
+    NodeState,
+    StaticMembership,
+    View,
+)
 
 if TYPE_CHECKING:
     from dfkv_core import _native
@@ -140,19 +148,31 @@ class CacheNode:
     def _join(self) -> None:
         native = self._running()
         if self._membership is None:
-            peers = self.config.peer_addresses()
-            self._membership = (
-                StaticMembership(peers, revision=self.config.peers_revision) if peers else EmbeddedMembership()
-            )
+            self._membership = self._configured_membership()
         self._membership.subscribe(lambda view: native.set_view(view.encode()))
-        self._membership.join(
-            NodeEntry(
-                id=self.node_id,
-                tcp=(self._advertised(),),
-                incarnation=native.incarnation,
-                boot_id=native.boot_id,
-            )
+        entry = NodeEntry(
+            id=self.node_id,
+            tcp=(self._advertised(),),
+            incarnation=native.incarnation,
+            boot_id=native.boot_id,
+            read_weight=self.config.weight,
+            write_weight=self.config.weight,
+            zone=self.config.zone,
         )
+        try:
+            self._membership.join(entry)
+        except MembershipError as error:
+            raise NodeError(error.message, error.hint) from None
+
+    def _configured_membership(self) -> Membership:
+        config = self.config
+        if config.mds:
+            from dfkv_core.membership.remote import MdsMembership
+
+            services = [split_address(address) for address in config.mds]
+            return MdsMembership(services, group=config.group, secret=read_secret(config.secret_file))
+        peers = config.peer_addresses()
+        return StaticMembership(peers, revision=config.peers_revision) if peers else EmbeddedMembership()
 
     def _advertised(self) -> str:
         if self.config.advertise:

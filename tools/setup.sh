@@ -82,6 +82,7 @@ install_tools() {
   need doctest-dev header_exists doctest/doctest.h
   need libxxhash-dev header_exists xxhash.h
   need binutils command_exists readelf
+  need etcd-server command_exists etcd
   install_missing
 }
 

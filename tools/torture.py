@@ -1,4 +1,4 @@
-"""Long random tests: every fuzzer for a while, and the property tests with many more examples.
+"""Long random tests: every fuzzer for a while, membership in virtual time, and the property tests with many more examples.
 
 usage: python -m tools.torture [--seconds N]      N seconds per fuzzer (default 60)
 """
@@ -15,6 +15,7 @@ from tools import fuzz
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "build" / "corpus"
 PROPERTY_DEADLINE_S = 3600
+HISTORIES = 100_000
 
 
 def main() -> int:
@@ -22,6 +23,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60)
     seconds: int = parser.parse_args().seconds
     failed = run_fuzzers(seconds)
+    print(f"torture: membership: {HISTORIES} histories", flush=True)
+    histories = [sys.executable, "-m", "tests.simulation", "--histories", str(HISTORIES)]
+    if subprocess.run(histories, cwd=ROOT, check=False, timeout=PROPERTY_DEADLINE_S).returncode:
+        failed.append("membership")
     tests = [sys.executable, "-m", "pytest", "-m", "not engine and not native", "--hypothesis-profile=torture"]
     if subprocess.run([*tests, "tests"], cwd=ROOT, check=False, timeout=PROPERTY_DEADLINE_S).returncode:
         failed.append("property tests")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dfkv_core import __version__
-from dfkv_core.cli import config_command, doctor, inspect, maintain, plan, serve
+from dfkv_core.cli import cluster, config_command, doctor, inspect, maintain, mds, node, plan, serve, top
 from dfkv_core.cli.output import CommandError, JsonOption, print_json
 
 app = typer.Typer(
@@ -22,9 +22,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("node")(node.node)
+app.command("mds")(mds.mds)
 app.command("stat")(inspect.stat)
 app.command("ls")(inspect.ls)
 app.command("ping")(inspect.ping)
+app.command("ring")(cluster.ring)
+app.command("clients")(cluster.clients)
+app.command("top")(top.top)
+app.command("drain")(cluster.drain)
 app.command("rm")(maintain.rm)
 app.command("erase")(maintain.erase)
 app.command("plan")(plan.plan)

@@ -12,6 +12,7 @@ from dfkv_core.cli.output import ConfigFileOption, JsonOption, print_json, print
 
 class Section(str, Enum):
     NODE = "node"
+    MDS = "mds"
     CLIENT = "client"
     VLLM = "vllm"
 

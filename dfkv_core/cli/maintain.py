@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dfkv_core.cli.connect import DEFAULT_DEADLINE_MS, DeadlineOption, NodeOption, SecretOption, Session, connect
-from dfkv_core.cli.namespaces import Namespace, merge, resolve
+from dfkv_core.cli.namespaces import Namespace, merge, of_tenant, resolve
 from dfkv_core.cli.output import CommandError, ConfigFileOption, JsonOption, print_json, print_table
 
 ERASE_DEADLINE_MS = 60_000.0  # erasing takes time with the number of objects
@@ -51,7 +51,10 @@ def rm(
 
 
 def erase(
-    namespace: NamespaceArgument,
+    namespace: Annotated[str | None, typer.Argument(help="Hex id, the start of one, or a label (`dfkv ls`).")] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Erase every namespace of this tenant.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     node: NodeOption = None,
     secret_file: SecretOption = None,
@@ -59,7 +62,7 @@ def erase(
     config: ConfigFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase every object of a namespace, and list it again as proof.
+    """Erase every object of a namespace or a tenant, and list again as proof.
 
     Exits with 1 when a node did not confirm, or when the second listing
     still shows objects.
@@ -68,25 +71,42 @@ def erase(
     Examples:
       dfkv erase 3f9a
       dfkv erase 3f9a0000111122223333444455556666 --yes --json
+      dfkv erase --tenant team-a
     """
+    if (namespace is None) == (tenant is None):
+        raise CommandError("name either a namespace or a --tenant", "`dfkv ls` lists what there is", 2)
     with connect(node, secret_file, config, deadline_ms) as session:
-        before = resolve(namespace, _listing(session))
+        known = _listing(session)
+        chosen = [resolve(namespace, known)] if namespace is not None else of_tenant(tenant or "", known)
         if not yes and not as_json:
-            typer.confirm(
-                f"Erase {before.objects:,} objects of {before.id.hex()} ({before.label or 'no label'})?", abort=True
-            )
-        answers = session.ask(session.client.erase(before.id, deadline_ms))
-        left = next((entry.objects for entry in _listing(session) if entry.id == before.id), 0)
-    erased = sum(answer.value for answer in answers if answer.status == "ok")
-    failed = {answer.node_id: answer.status for answer in answers if answer.status != "ok"}
+            typer.confirm(_question(chosen), abort=True)
+        erased, failed = 0, {}
+        for entry in chosen:
+            for answer in session.ask(session.client.erase(entry.id, deadline_ms)):
+                if answer.status == "ok":
+                    erased += answer.value
+                else:
+                    failed[answer.node_id] = answer.status
+        ids = {entry.id for entry in chosen}
+        left = sum(entry.objects for entry in _listing(session) if entry.id in ids)
     if as_json:
-        print_json({"namespace": before.id.hex(), "erased_objects": erased, "objects_left": left, "failed": failed})
+        named = {"namespace": chosen[0].id.hex()} if tenant is None else {"tenant": tenant}
+        listed = [entry.id.hex() for entry in chosen]
+        print_json({**named, "namespaces": listed, "erased_objects": erased, "objects_left": left, "failed": failed})
     else:
-        print(f"erased {erased:,} objects of {before.id.hex()}; a second listing shows {left:,}")
+        what = chosen[0].id.hex() if tenant is None else f"{len(chosen)} namespaces of tenant {tenant!r}"
+        print(f"erased {erased:,} objects of {what}; a second listing shows {left:,}")
         for name, status in failed.items():
             print(f"{name} did not confirm: {status}")
     if left or failed:
         raise typer.Exit(1)
+
+
+def _question(chosen: list[Namespace]) -> str:
+    if len(chosen) == 1:
+        entry = chosen[0]
+        return f"Erase {entry.objects:,} objects of {entry.id.hex()} ({entry.label or 'no label'})?"
+    return f"Erase {sum(entry.objects for entry in chosen):,} objects in {len(chosen)} namespaces?"
 
 
 def _listing(session: Session) -> list[Namespace]:

@@ -28,6 +28,19 @@ class Namespace:
     last_used_s: int
     nodes: tuple[str, ...]
 
+    @property
+    def tenant(self) -> str:
+        """Empty: none, or it cannot be read."""
+        from dfkv_core.namespace import TAG_NAMES, DescriptorError, raw_fields
+
+        try:
+            raw = raw_fields(self.descriptor)
+        except DescriptorError:
+            return ""
+        return next(
+            (value.decode(errors="replace") for tag, value in raw.items() if TAG_NAMES.get(tag) == "tenant"), ""
+        )
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "id": self.id.hex(),
@@ -87,6 +100,15 @@ def resolve(text: str, known: Sequence[Namespace]) -> Namespace:
         ids = ", ".join(entry.id.hex() for entry in matches)
         raise CommandError(f"{text!r} is not one namespace but {len(matches)}: {ids}", "give more of the id", 2)
     raise CommandError(f"no namespace {text!r} on these nodes", "`dfkv ls` lists what there is")
+
+
+def of_tenant(tenant: str, known: Sequence[Namespace]) -> list[Namespace]:
+    """Every namespace of a tenant. Raises CommandError when it has none."""
+    found = [entry for entry in known if entry.tenant == tenant]
+    if found:
+        return found
+    tenants = sorted({entry.tenant for entry in known if entry.tenant}) or ["none has a tenant"]
+    raise CommandError(f"no namespace of tenant {tenant!r} on these nodes", f"known: {', '.join(tenants)}")
 
 
 def _text(value: Any) -> str:

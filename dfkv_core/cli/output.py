@@ -34,11 +34,8 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()
-) -> None:
-    """A table that is cut to no width where the output is no terminal. right: columns of numbers."""
-    from rich.console import Console
+def build_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> Any:
+    """A rich table. right: columns of numbers."""
     from rich.table import Table
 
     numbers = set(right)
@@ -47,6 +44,16 @@ def print_table(
         table.add_column(name, justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()
+) -> None:
+    """A table that is cut to no width where the output is no terminal. right: columns of numbers."""
+    from rich.console import Console
+
+    table = build_table(title, columns, rows, right=right)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=400)

@@ -13,7 +13,7 @@ import typer
 
 from dfkv_core.cli.output import ConfigFileOption, JsonOption, print_json
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(
@@ -44,11 +44,6 @@ def serve(
       dfkv serve --host 10.0.0.5 --secret-file /etc/dfkv/secret
       DFKV_NODE__RAM_BYTES=16GiB dfkv serve --port 0 --json
     """
-    # Blocked before any thread exists, so that every thread inherits it and a signal waits for sigwait().
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    from dfkv_core.config import NodeConfig, load_config
-    from dfkv_core.node import CacheNode
-
     flags = {
         "host": host,
         "port": port,
@@ -59,15 +54,25 @@ def serve(
         "threads": threads,
         "metrics_port": metrics_port,
     }
+    run_node(flags, config, as_json)
+
+
+def run_node(flags: dict[str, Any], config: Path | None, as_json: bool) -> None:
+    """Runs a node until a signal; `flags` are those that were given."""
+    # Blocked before any thread exists, so that every thread inherits it and a signal waits for sigwait().
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    from dfkv_core.config import NodeConfig, load_config
+    from dfkv_core.node import CacheNode
+
     loaded = load_config(NodeConfig, flags=flags, file=config)
     print(loaded.summary(), file=sys.stderr, flush=True)
     node = CacheNode(loaded.value)
     node.start()
-    _announce(_ready_event(node, loaded.value.ram_bytes), as_json)
-    received = signal.sigwait(_STOP_SIGNALS)
+    announce(_ready_event(node, loaded.value.ram_bytes), as_json)
+    received = signal.sigwait(STOP_SIGNALS)
     started = time.monotonic()
     clean = node.stop()
-    _announce(
+    announce(
         {
             "event": "stopped",
             "signal": signal.Signals(received).name,
@@ -87,12 +92,13 @@ def _ready_event(node: Any, ram_bytes: int) -> dict[str, Any]:
         "port": node.port,
         "metrics_address": node.metrics_address,
         "ram_bytes": ram_bytes,
-        "ready_s": _seconds_since_process_start(),
+        "ready_s": seconds_since_process_start(),
         "pid": os.getpid(),
     }
 
 
-def _announce(event: dict[str, Any], as_json: bool) -> None:
+def announce(event: dict[str, Any], as_json: bool) -> None:
+    """One line for the start or the end of a node."""
     from dfkv_core.config_values import format_size
 
     if as_json:
@@ -109,7 +115,7 @@ def _announce(event: dict[str, Any], as_json: bool) -> None:
         print(f"dfkv node stopped {how} on {event['signal']} in {event['stop_s']:.2f} s", flush=True)
 
 
-def _seconds_since_process_start() -> float:
+def seconds_since_process_start() -> float:
     """Since the kernel made this process, so that the interpreter's start and imports count (10 ms steps)."""
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -11,6 +11,15 @@ from dfkv_core.membership.view import NodeEntry, NodeState, View
 Listener = Callable[[View], None]
 
 
+class MembershipError(RuntimeError):
+    """This node cannot join. `hint` says what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}; {hint}")
+        self.message = message
+        self.hint = hint
+
+
 class Membership(ABC):
     """Keeps one node announced and its view current.
 
@@ -23,7 +32,7 @@ class Membership(ABC):
 
     @abstractmethod
     def join(self, entry: NodeEntry) -> None:
-        """Announces this node. Called once, after its port is known and before it serves."""
+        """Announces this node. Called once, after its port is known and before it serves. Raises MembershipError."""
 
     @abstractmethod
     def set_state(self, state: NodeState) -> None:

@@ -34,7 +34,7 @@ LogTable make_log_table() {
 
 std::uint64_t cost_of(std::uint64_t h) {
   static const LogTable logs = make_log_table();
-  const auto top = static_cast<unsigned>(63 - std::countl_zero(h));
+  const auto top = static_cast<unsigned>(63 - std::countl_zero(h | 1));  // h is never 0
   const std::uint64_t m = h << (63 - top);
   const std::uint64_t i = m >> 53 & (kLogSteps - 1);
   const std::uint64_t f = m >> 21 & 0xFFFFFFFFULL;

@@ -37,14 +37,16 @@ def dfkv(*arguments: str, timeout_s: float = 30.0, **environ: str) -> subprocess
 
 
 class ServeProcess:
-    """One `dfkv serve --json`. ready holds its first line; stderr goes to a file that error messages quote."""
+    """One `dfkv serve --json` (or another command that runs until it is stopped).
 
-    def __init__(self, log: Path, *arguments: str, **environ: str) -> None:
+    ready holds its first line; stderr goes to a file that error messages quote."""
+
+    def __init__(self, log: Path, *arguments: str, name: str = "serve", **environ: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "dfkv_core.cli", "serve", "--json"]
+        command = [sys.executable, "-m", "dfkv_core.cli", name, "--json"]
         if "--port" not in arguments:
             command += ["--port", "0"]
-        if "--ram" not in arguments:
+        if "--ram" not in arguments and name != "mds":
             command += ["--ram", "64MiB"]
         with log.open("w") as errors:
             self.process = subprocess.Popen(
@@ -76,7 +78,7 @@ class ServeProcess:
         line = self.process.stdout.readline() if readable else ""
         if not line:
             state = f"exit status {self.process.poll()}"
-            raise AssertionError(f"no line from dfkv serve in {deadline_s} s ({state}): {self.log.read_text()}")
+            raise AssertionError(f"no line from dfkv in {deadline_s} s ({state}): {self.log.read_text()}")
         event = json.loads(line)
         assert isinstance(event, dict)
         return event
@@ -96,9 +98,9 @@ class ServeProcess:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *arguments: str, **environ: str) -> Iterator[ServeProcess]:
-    """A node for the length of a block; killed at its end where the test did not stop it."""
-    server = ServeProcess(log, *arguments, **environ)
+def serving(log: Path, *arguments: str, name: str = "serve", **environ: str) -> Iterator[ServeProcess]:
+    """A process for the length of a block; killed at its end where the test did not stop it."""
+    server = ServeProcess(log, *arguments, name=name, **environ)
     try:
         yield server
     finally:

@@ -1,0 +1,69 @@
+"""`dfkv node`: one node of a cluster that a membership service keeps together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dfkv_core.cli.output import ConfigFileOption, JsonOption
+from dfkv_core.cli.serve import run_node
+
+
+def node(
+    mds: Annotated[
+        list[str] | None,
+        typer.Option("--mds", metavar="HOST:PORT", help="A membership service (`dfkv mds`); may be repeated."),
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Group of nodes to join (default: default).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default 7440; 0 takes a free one).")] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address that others are told (default: the one listened on)."),
+    ] = None,
+    ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for cached KV (default 4GiB).")] = None,
+    weight: Annotated[
+        int | None, typer.Option(help="Share of the keys, relative to other nodes' (default 100).")
+    ] = None,
+    zone: Annotated[str | None, typer.Option(help="Where the node is, shown by `dfkv ring`.")] = None,
+    node_id: Annotated[str | None, typer.Option(help="Stable name of this node (default: host name and port).")] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Shared secret; needed unless on loopback.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Allow a non-loopback address without a secret.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Reactor threads (default 2).")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this loopback port.")] = None,
+    config: ConfigFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a node of a cluster until SIGTERM or SIGINT.
+
+    It registers with a membership service, and is ready once it has seen
+    the cluster. Without --mds (or node.mds) it is `dfkv serve`.
+
+    \b
+    Examples:
+      dfkv node --mds 10.0.0.2:7441 --mds 10.0.0.3:7441 --host 10.0.0.5
+          --secret-file /etc/dfkv/secret --ram 64GiB
+      dfkv node --mds 127.0.0.1:7441 --port 0 --weight 200
+    """
+    flags = {
+        "mds": mds or None,
+        "group": group,
+        "host": host,
+        "port": port,
+        "advertise": advertise,
+        "ram_bytes": ram,
+        "weight": weight,
+        "zone": zone,
+        "node_id": node_id,
+        "secret_file": secret_file,
+        "insecure": insecure,
+        "threads": threads,
+        "metrics_port": metrics_port,
+    }
+    run_node(flags, config, as_json)
