@@ -210,3 +210,20 @@ def test_an_answer_that_is_asked_for_again_counts_once(node: NodeProcess) -> Non
         assert got["lookups:hit"] == 1
         assert got["tokens:asked"] == got["tokens:found"] == len(tokens)
     check_at_rest(node)
+
+
+def test_requests_that_end_while_they_are_looked_up_leave_no_lease(node: NodeProcess) -> None:
+    """At every moment of a lookup's way through the lookup thread. The connection stays, so only giving back helps."""
+    tokens = list(range(10 * CHUNK_TOKENS))
+    with engine_for(node, 1, lease_ms=60_000) as engine:
+        engine.add(ToyRequest("a", list(tokens), len(tokens), max_new_tokens=1))
+        run_until_idle(engine)
+        wait_for_node(engine)
+        for index in range(200):
+            request = ToyRequest(f"r{index}", [*tokens, index], len(tokens) + 1)
+            engine.scheduler.on_new_request(request)
+            if index % 3:  # otherwise before the lookup thread has had its turn
+                time.sleep(index % 3 * 1e-4)
+            engine.scheduler.request_finished(request)
+            time.sleep(0.003)
+        check_at_rest(node)
