@@ -1,6 +1,6 @@
 """Typed surface of the native module. Nothing here holds the GIL while it waits, hashes, copies or does I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from typing_extensions import Buffer
@@ -74,7 +74,7 @@ class Ring:
 
 @final
 class Node:
-    """A cache node: RAM store and TCP server on its own native threads."""
+    """A cache node: RAM store, disks and TCP server on its own native threads."""
 
     def __init__(
         self,
@@ -92,12 +92,15 @@ class Node:
         stall_timeout_ms: int = 30000,
         insecure: bool = False,
         tenant: bytes | None = None,
+        directories: Sequence[str] = (),
+        directory_bytes: int = 0,
     ) -> None:
-        """Maps the memory, binds and listens. Port 0 takes a free one.
+        """Maps the memory, opens the directories (each of directory_bytes), binds and listens. Port 0 takes a free one.
 
         Without a secret only loopback addresses are taken, unless `insecure` is given. `tenant`: the only one whose
-        namespaces are accepted; None accepts any. Raises ValueError for a value out of range or an address that others
-        reach without a secret, OSError when the address or (ENOMEM) the memory cannot be had."""
+        namespaces are accepted; None accepts any. Raises ValueError for a value out of range, a directory that cannot be
+        used or an address that others reach without a secret, OSError when the address or (ENOMEM) the memory cannot
+        be had."""
 
     @property
     def port(self) -> int: ...
@@ -107,7 +110,9 @@ class Node:
     def boot_id(self) -> bytes: ...
     def start(self) -> None: ...
     def stop(self, timeout_ms: int) -> bool:
-        """Stops listening, closes connections, joins threads. Idempotent. False: not all ended in time."""
+        """Stops listening, closes connections, writes to the disks what is not there yet, joins threads. Idempotent.
+
+        False: not all ended in time. What was not written by then is lost."""
 
     def set_view(self, view: bytes) -> None:
         """Publishes an encoded view to SUBSCRIBE; waiting subscribers are answered when its revision changed."""
@@ -115,7 +120,39 @@ class Node:
     def stats(self) -> dict[str, Any]:
         """Counters and gauges, O(1) in objects; see docs/metrics.md."""
 
+    def recovery(self) -> list[dict[str, Any]]:
+        """What each directory held at the start: path, created, objects, dropped, faulty, quarantined, seconds, remark
+        (empty, or what somebody should know)."""
+
     def namespaces(self) -> list[dict[str, Any]]: ...
+
+# ---- directories on disk, while no node uses them -----------------------------------------------
+
+def inspect_directory(path: str) -> dict[str, Any]:
+    """What the table of slots holds: node_id, store, extent_bytes, extents, capacity_bytes, namespaces_found, objects,
+    stored_bytes, slot_bytes, quarantined, faulty, namespaces, objects_by_slot_bytes. Reads only; without the GIL.
+
+    Raises ValueError, which says what to do, when the directory holds no store that this version reads."""
+
+def scrub_directory(path: str, progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Compares every object with its checksum: objects, bytes, corrupt, unreadable, total, faulty, remark.
+
+    progress: called about once a second and at the end, on this thread; what it raises ends the scrub. The GIL is not
+    held in between. Raises ValueError when the directory cannot be used."""
+
+def bench_fill_table(path: str, objects: int, object_bytes: int) -> None:
+    """Makes a store whose table holds that many objects, without their payload."""
+
+def bench_recover_table(path: str, objects: int, object_bytes: int) -> dict[str, Any]:
+    """Opens that store: objects, seconds, index_bytes (growth of this process), table_bytes read."""
+
+@final
+class StoreBench:
+    """A store in an empty directory, for as many objects. Its methods run one at a time, without the GIL."""
+
+    def __init__(self, path: str, object_bytes: int, objects: int, depth: int) -> None: ...
+    def run(self, op: str, count: int) -> dict[str, Any]:
+        """op: "put", of new objects, or "get", of random ones. seconds, bytes, failed, p50_us, p99_us."""
 
 # ---- client ------------------------------------------------------------------------------------
 

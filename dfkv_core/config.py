@@ -30,6 +30,7 @@ from dfkv_core.config_values import (
     EtcdAddressList,
     FilePath,
     MdsAddressList,
+    PathList,
     Size,
     TextList,
     join_address,
@@ -70,6 +71,14 @@ class NodeConfig(Record):
     host: str = Field("127.0.0.1", description="Address to listen on. Other than loopback needs secret_file.")
     port: Count = Field(DEFAULT_PORT, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
     ram_bytes: Size = Field(4 * 1024**3, ge=1024**2, description="Memory for cached KV.", json_schema_extra=_SIZE)
+    dirs: PathList = Field((), description="Directories for cached KV on disk. Empty: memory only.")
+    capacity_bytes: Size | None = Field(
+        None,
+        ge=16 * 1024**2,
+        le=8 * 1024**4,
+        description="Space that each of dirs takes, reserved at the first start. It cannot be changed later.",
+        json_schema_extra=_SIZE,
+    )
     node_id: str = Field(
         "",
         description="Stable name of this node (letters, digits, . _ -); placement depends on it. "
@@ -138,7 +147,18 @@ class NodeConfig(Record):
             except ValueError as error:
                 raise _invalid(f"advertise to be {error}") from None
         self.peer_addresses()
+        self._check_dirs()
         return self
+
+    def _check_dirs(self) -> None:
+        if self.dirs and self.capacity_bytes is None:
+            raise _invalid("capacity_bytes (--capacity) with dirs: the space that each directory takes")
+        if self.capacity_bytes is not None and not self.dirs:
+            raise _invalid("dirs (--dir) with capacity_bytes; the size of the memory is ram_bytes")
+        if len({path.absolute() for path in self.dirs}) != len(self.dirs):
+            raise _invalid("dirs to be distinct")
+        if self.dirs and self.port == 0 and not self.node_id:
+            raise _invalid("a node_id with dirs and port 0, because what is on disk belongs to one node")
 
     def effective_node_id(self) -> str:
         """node_id, or host name and port (the process id where the port is chosen at start)."""

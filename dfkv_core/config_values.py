@@ -127,6 +127,7 @@ EtcdAddressList = Annotated[
 ]
 TextList = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
 FilePath = Annotated[Path, BeforeValidator(_expand_path)]
+PathList = Annotated[tuple[FilePath, ...], BeforeValidator(_split_list)]
 
 
 def display(value: Any, *, size: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dfkv_core import _native
     from dfkv_core.metrics import MetricsServer
 
+_log = logging.getLogger(__name__)
 _WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound to
 
 
@@ -55,6 +57,16 @@ class CacheNode:
         secret = read_secret(self.config.secret_file)
         _check_memory(self.config.ram_bytes)
         self._native = self._create(secret)
+        for found in self._native.recovery():
+            _log.info("%s: %d objects found in %.2f s", found["path"], found["objects"], found["seconds"])
+            if found["remark"] or found["faulty"] or found["quarantined"]:
+                _log.warning(
+                    "%s: %s%d damaged records, %d slots that were found corrupt; `dfkv scrub` checks the rest",
+                    found["path"],
+                    f"{found['remark']}; " if found["remark"] else "",
+                    found["faulty"],
+                    found["quarantined"],
+                )
         try:
             self._join()
             self._native.start()
@@ -65,7 +77,8 @@ class CacheNode:
             raise
 
     def stop(self) -> bool:
-        """Announces leaving, closes every connection, joins the threads, within stop_timeout_ms. Idempotent.
+        """Announces leaving, closes every connection, writes what is dirty, joins the threads, within stop_timeout_ms.
+        Idempotent.
 
         False: something was still running at the end of that time."""
         with self._lock:
@@ -99,6 +112,10 @@ class CacheNode:
     def stats(self) -> dict[str, Any]:
         """Counters and gauges, O(1) in objects (docs/metrics.md)."""
         return self._running().stats()
+
+    def recovery(self) -> list[dict[str, Any]]:
+        """What each directory held at the start; empty in memory only (see dfkv_core/_native.pyi)."""
+        return self._running().recovery()
 
     def view(self) -> View:
         if self._membership is None:
@@ -137,6 +154,8 @@ class CacheNode:
                 handshake_timeout_ms=config.handshake_timeout_ms,
                 stall_timeout_ms=config.stall_timeout_ms,
                 insecure=config.insecure,
+                directories=[str(path) for path in config.dirs],
+                directory_bytes=config.capacity_bytes or 0,
             )
         except MemoryError:
             raise _memory_error(config.ram_bytes, available_memory_bytes()) from None

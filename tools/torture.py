@@ -1,6 +1,9 @@
-"""Long random tests: every fuzzer for a while, membership in virtual time, and the property tests with many more examples.
+"""Long random tests: every fuzzer for a while, membership in virtual time, a thousand crashes of a store, and the
+property tests with many more examples.
 
-usage: python -m tools.torture [--seconds N]      N seconds per fuzzer (default 60)
+usage: python -m tools.torture [--seconds N] [--crashes N]
+
+N seconds per fuzzer (default 60), N crashes (default 1000)
 """
 
 from __future__ import annotations
@@ -13,20 +16,27 @@ from pathlib import Path
 from tools import fuzz
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "native-asan_ubsan"  # that of tests/native
+CRASH_TEST = "slab_crash_test"
 CORPUS = ROOT / "build" / "corpus"
 PROPERTY_DEADLINE_S = 3600
+BUILD_DEADLINE_S = 1500
+CRASH_DEADLINE_S = 30  # of one crash, with its restart
 HISTORIES = 100_000
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
-    seconds: int = parser.parse_args().seconds
-    failed = run_fuzzers(seconds)
+    parser.add_argument("--crashes", type=int, default=1000)
+    arguments = parser.parse_args()
+    failed = run_fuzzers(arguments.seconds)
     print(f"torture: membership: {HISTORIES} histories", flush=True)
     histories = [sys.executable, "-m", "tests.simulation", "--histories", str(HISTORIES)]
     if subprocess.run(histories, cwd=ROOT, check=False, timeout=PROPERTY_DEADLINE_S).returncode:
         failed.append("membership")
+    if not crash(arguments.crashes):
+        failed.append("crashes")
     tests = [sys.executable, "-m", "pytest", "-m", "not engine and not native", "--hypothesis-profile=torture"]
     if subprocess.run([*tests, "tests"], cwd=ROOT, check=False, timeout=PROPERTY_DEADLINE_S).returncode:
         failed.append("property tests")
@@ -47,6 +57,20 @@ def run_fuzzers(seconds: int) -> list[str]:
             failed.append(name)
             print(output[-6000:])
     return failed
+
+
+def crash(rounds: int) -> bool:
+    """Kills a store that many times; the test prints its seed."""
+    print(f"torture: {CRASH_TEST}: {rounds} rounds", flush=True)
+    configure = [
+        *("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DDFKV_PYTHON=OFF", "-DDFKV_TESTS=ON"),
+        *("-DCMAKE_CXX_COMPILER=clang++", "-DCMAKE_BUILD_TYPE=None", "-DDFKV_SANITIZE=address,undefined"),
+    ]
+    for command in (configure, ["cmake", "--build", str(BUILD), "--target", CRASH_TEST]):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=BUILD_DEADLINE_S)
+    environ = {**os.environ, "DFKV_CRASH_ROUNDS": str(rounds)}
+    limit = rounds * CRASH_DEADLINE_S
+    return subprocess.run([str(BUILD / CRASH_TEST)], env=environ, timeout=limit, check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from dfkv_core import __version__
-from dfkv_core.cli import cluster, config_command, doctor, inspect, maintain, mds, node, plan, serve, top
+from dfkv_core.cli import (
+    bench,
+    cluster,
+    config_command,
+    doctor,
+    inspect,
+    maintain,
+    mds,
+    node,
+    plan,
+    serve,
+    storage,
+    top,
+)
 from dfkv_core.cli.output import CommandError, JsonOption, print_json
 
 app = typer.Typer(
@@ -33,9 +46,12 @@ app.command("top")(top.top)
 app.command("drain")(cluster.drain)
 app.command("rm")(maintain.rm)
 app.command("erase")(maintain.erase)
+app.command("inspect")(storage.inspect)
+app.command("scrub")(storage.scrub)
 app.command("plan")(plan.plan)
 app.command("config")(config_command.config)
 app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 @app.command("version")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dfkv_core.cli.output import ConfigFileOption, JsonOption
-from dfkv_core.cli.serve import run_node
+from dfkv_core.cli.serve import CapacityOption, DirectoryOption, disk_flags, run_node
 
 
 def node(
@@ -24,6 +24,8 @@ def node(
         typer.Option(metavar="HOST:PORT", help="Address that others are told (default: the one listened on)."),
     ] = None,
     ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for cached KV (default 4GiB).")] = None,
+    directory: DirectoryOption = None,
+    capacity: CapacityOption = None,
     weight: Annotated[
         int | None, typer.Option(help="Share of the keys, relative to other nodes' (default 100).")
     ] = None,
@@ -49,6 +51,7 @@ def node(
     Examples:
       dfkv node --mds 10.0.0.2:7441 --mds 10.0.0.3:7441 --host 10.0.0.5
           --secret-file /etc/dfkv/secret --ram 64GiB
+      dfkv node --mds 10.0.0.2:7441 --dir /nvme0/dfkv --capacity 1TiB
       dfkv node --mds 127.0.0.1:7441 --port 0 --weight 200
     """
     flags = {
@@ -58,6 +61,7 @@ def node(
         "port": port,
         "advertise": advertise,
         "ram_bytes": ram,
+        **disk_flags(directory, capacity),
         "weight": weight,
         "zone": zone,
         "node_id": node_id,

@@ -7,19 +7,35 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dfkv_core.cli.output import ConfigFileOption, JsonOption, print_json
 
+if TYPE_CHECKING:
+    from dfkv_core.config import NodeConfig
+    from dfkv_core.node import CacheNode
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DirectoryOption = Annotated[
+    list[Path] | None,
+    typer.Option("--dir", metavar="DIR", help="Directory for cached KV on disk; may be given several times."),
+]
+CapacityOption = Annotated[str | None, typer.Option(metavar="SIZE", help="Space that each directory takes.")]
+
+
+def disk_flags(directories: list[Path] | None, capacity: str | None) -> dict[str, Any]:
+    """The flags of a node for what --dir and --capacity gave."""
+    return {"dirs": [str(path) for path in directories] if directories else None, "capacity_bytes": capacity}
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (default 7440; 0 takes a free one).")] = None,
     ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for cached KV (default 4GiB).")] = None,
+    directory: DirectoryOption = None,
+    capacity: CapacityOption = None,
     node_id: Annotated[str | None, typer.Option(help="Stable name of this node (default: host name and port).")] = None,
     secret_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Shared secret; needed unless on loopback.")
@@ -41,6 +57,7 @@ def serve(
     Examples:
       dfkv serve
       dfkv serve --ram 64GiB --metrics-port 9740
+      dfkv serve --ram 16GiB --dir /nvme0/dfkv --dir /nvme1/dfkv --capacity 1TiB
       dfkv serve --host 10.0.0.5 --secret-file /etc/dfkv/secret
       DFKV_NODE__RAM_BYTES=16GiB dfkv serve --port 0 --json
     """
@@ -48,6 +65,7 @@ def serve(
         "host": host,
         "port": port,
         "ram_bytes": ram,
+        **disk_flags(directory, capacity),
         "node_id": node_id,
         "secret_file": secret_file,
         "insecure": insecure,
@@ -68,7 +86,7 @@ def run_node(flags: dict[str, Any], config: Path | None, as_json: bool) -> None:
     print(loaded.summary(), file=sys.stderr, flush=True)
     node = CacheNode(loaded.value)
     node.start()
-    announce(_ready_event(node, loaded.value.ram_bytes), as_json)
+    announce(_ready_event(node, loaded.value), as_json)
     received = signal.sigwait(STOP_SIGNALS)
     started = time.monotonic()
     clean = node.stop()
@@ -84,14 +102,17 @@ def run_node(flags: dict[str, Any], config: Path | None, as_json: bool) -> None:
     raise typer.Exit(0 if clean else 1)
 
 
-def _ready_event(node: Any, ram_bytes: int) -> dict[str, Any]:
+def _ready_event(node: CacheNode, config: NodeConfig) -> dict[str, Any]:
+    found = node.recovery()
     return {
         "event": "ready",
         "node_id": node.node_id,
         "address": node.address,
         "port": node.port,
         "metrics_address": node.metrics_address,
-        "ram_bytes": ram_bytes,
+        "ram_bytes": config.ram_bytes,
+        "disk_bytes": len(config.dirs) * (config.capacity_bytes or 0),
+        "disk_objects": sum(entry["objects"] for entry in found),
         "ready_s": seconds_since_process_start(),
         "pid": os.getpid(),
     }
@@ -105,9 +126,11 @@ def announce(event: dict[str, Any], as_json: bool) -> None:
         print_json(event)
     elif event["event"] == "ready":
         metrics = f", metrics on {event['metrics_address']}" if event["metrics_address"] else ""
+        disk = f", {format_size(event['disk_bytes'])} disk" if event["disk_bytes"] else ""
+        held = f" with {event['disk_objects']:,} objects" if event["disk_objects"] else ""
         print(
             f"dfkv node {event['node_id']} ready on {event['address']} in {event['ready_s']:.2f} s "
-            f"({format_size(event['ram_bytes'])} RAM, pid {event['pid']}{metrics})",
+            f"({format_size(event['ram_bytes'])} RAM{disk}{held}, pid {event['pid']}{metrics})",
             flush=True,
         )
     else:

@@ -11,5 +11,7 @@ NB_MODULE(_native, m) {
   dfkv::bind_formats(m);
   dfkv::bind_node(m);
   dfkv::bind_client(m);
+  dfkv::bind_storage(m);
+  dfkv::bind_bench(m);
   dfkv::bind_plan(m);
 }

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <chrono>
@@ -39,10 +40,22 @@ std::optional<std::vector<std::byte>> copy_of(const std::optional<nb::bytes>& by
 void create(Node* self, std::string host, std::uint16_t port, std::uint64_t ram_bytes, std::string node_id,
             const std::optional<nb::bytes>& secret, std::uint32_t threads, std::uint32_t max_connections,
             std::uint64_t max_object_bytes, double max_leased_fraction, std::uint32_t handshake_timeout_ms,
-            std::uint32_t stall_timeout_ms, bool insecure, const std::optional<nb::bytes>& tenant) {
+            std::uint32_t stall_timeout_ms, bool insecure, const std::optional<nb::bytes>& tenant,
+            const std::vector<std::string>& directories, std::uint64_t directory_bytes) {
   NodeOptions options;
   options.server.host = std::move(host);
   options.server.port = port;
+  if (!directories.empty()) {
+    options.store.disk.emplace();
+    for (const std::string& path : directories) {
+      SlabStoreOptions directory;
+      directory.path = path;
+      directory.capacity_bytes = directory_bytes;
+      directory.node_id = node_id;
+      directory.max_leased_fraction = max_leased_fraction;
+      options.store.disk->directories.push_back(std::move(directory));
+    }
+  }
   options.server.node_id = std::move(node_id);
   options.server.secret = copy_of(secret);
   options.server.insecure = insecure;
@@ -99,12 +112,31 @@ nb::list namespaces(const Node& self) {
   return out;
 }
 
+nb::list recovery(const Node& self) {
+  nb::list out;
+  const DiskTier* disk = self.store().disk();
+  for (std::size_t i = 0; disk != nullptr && i < disk->directories(); ++i) {
+    const RecoveryReport& report = disk->directory(i).recovery();
+    nb::dict entry;
+    entry["path"] = disk->directory(i).path().string();
+    entry["created"] = report.created;
+    entry["objects"] = report.objects;
+    entry["dropped"] = report.dropped;
+    entry["faulty"] = report.faulty;
+    entry["quarantined"] = report.quarantined;
+    entry["seconds"] = report.seconds;
+    entry["remark"] = report.remark;
+    out.append(entry);
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_node(nb::module_& m) {
   const server::ServerOptions server;
   const CatalogOptions catalog;
-  nb::class_<Node>(m, "Node", "A cache node: RAM store and TCP server on its own native threads.",
+  nb::class_<Node>(m, "Node", "A cache node: RAM store, disks and TCP server on its own native threads.",
                    nb::is_final())
       .def("__init__", &create, nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("ram_bytes"),
            nb::arg("node_id"), nb::arg("secret") = nb::none(), nb::arg("threads") = server.threads,
@@ -113,7 +145,8 @@ void bind_node(nb::module_& m) {
            nb::arg("max_leased_fraction") = catalog.max_leased_fraction,
            nb::arg("handshake_timeout_ms") = server.handshake_timeout_ms,
            nb::arg("stall_timeout_ms") = server.stall_timeout_ms, nb::arg("insecure") = false,
-           nb::arg("tenant") = nb::none())
+           nb::arg("tenant") = nb::none(), nb::arg("directories") = std::vector<std::string>(),
+           nb::arg("directory_bytes") = 0)
       .def_prop_ro("port", &Node::port)
       .def_prop_ro("incarnation", &Node::incarnation)
       .def_prop_ro("boot_id", [](const Node& self) { return to_python(self.boot_id()); })
@@ -123,6 +156,7 @@ void bind_node(nb::module_& m) {
           "set_view", [](Node& self, const nb::bytes& view) { self.publish_view(view_of(view)); },
           nb::arg("view"))
       .def("stats", &stats)
+      .def("recovery", &recovery)
       .def("namespaces", &namespaces);
 }
 

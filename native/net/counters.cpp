@@ -21,6 +21,7 @@ constexpr std::array kStatuses{
     Status::kAgainBusy,
     Status::kAgainNoMemory,
     Status::kAgainDraining,
+    Status::kAgainDisk,
     Status::kRefusedUnsupported,
     Status::kRefusedBadRequest,
     Status::kRefusedTooLarge,

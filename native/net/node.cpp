@@ -28,4 +28,15 @@ server::ServerOptions identified(server::ServerOptions options) {
 Node::Node(NodeOptions options)
     : store_(std::move(options.store)), server_(store_, identified(std::move(options.server))) {}
 
+Node::~Node() {
+  while (!stop(Clock::now() + std::chrono::seconds(1))) {
+  }
+}
+
+bool Node::stop(Clock::time_point deadline) {
+  if (!server_.stop(deadline)) return false;
+  store_.close(deadline);  // its callbacks post to the server's loops, which are still there
+  return true;
+}
+
 }  // namespace dfkv

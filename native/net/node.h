@@ -1,4 +1,4 @@
-// A cache node: a RAM store and the server in front of it.
+// A cache node: a RAM store, with or without disks behind it, and the server in front of it.
 #pragma once
 
 #include <array>
@@ -18,11 +18,17 @@ struct NodeOptions {
 
 class Node {
  public:
-  // Maps the memory, binds and listens. Throws std::invalid_argument, std::system_error.
+  // Maps the memory, opens the directories, binds and listens. Throws std::invalid_argument,
+  // std::system_error.
   explicit Node(NodeOptions options);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
 
   void start() { server_.start(); }
-  [[nodiscard]] bool stop(Clock::time_point deadline) { return server_.stop(deadline); }
+  // Closes every connection, then writes to the disks what is not there yet. False: not all of it ended by
+  // the deadline; call again. What is dirty at the deadline is lost, as after a crash.
+  [[nodiscard]] bool stop(Clock::time_point deadline);
   void publish_view(Bytes view) { server_.publish_view(view); }
   [[nodiscard]] Counters stats() const { return server_.stats(); }
   [[nodiscard]] std::vector<NamespaceInfo> namespaces() const { return store_.list(); }

@@ -18,6 +18,36 @@ constexpr std::uint32_t kMayShed = 1024;  // connections being closed to make ro
 constexpr std::size_t kMaxNodeIdBytes = 128;
 constexpr std::uint32_t kMaxThreads = 256;
 
+void append_disk_counters(const DiskStats& disk, Counters& out) {
+  const Counters counters{
+      {"disk_directories", disk.directories},
+      {"disk_directories_failing", disk.directories_failing},
+      {"disk_capacity_bytes", disk.capacity_bytes},
+      {"disk_used_bytes", disk.used_bytes},
+      {"disk_bound_bytes", disk.bound_bytes},
+      {"disk_quarantined_bytes", disk.quarantined_bytes},
+      {"disk_objects", disk.objects},
+      {"disk_quarantined", disk.quarantined},
+      {"disk_pins", disk.pins},
+      {"disk_leased_bytes", disk.leased_bytes},
+      {"disk_reads", disk.reads},
+      {"disk_writes", disk.writes},
+      {"disk_read_bytes", disk.read_bytes},
+      {"disk_written_bytes", disk.written_bytes},
+      {"disk_read_errors", disk.read_errors},
+      {"disk_write_errors", disk.write_errors},
+      {"disk_corrupt", disk.corrupt},
+      {"disk_evicted_objects", disk.evicted_objects},
+      {"disk_evicted_bytes", disk.evicted_bytes},
+      {"disk_lost_writes", disk.lost_writes},
+      {"disk_joined_reads", disk.joined_reads},
+      {"disk_promoted", disk.promoted},
+      {"dirty_objects", disk.dirty_objects},
+      {"dirty_bytes", disk.dirty_bytes},
+  };
+  out.insert(out.end(), counters.begin(), counters.end());
+}
+
 void expect(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
@@ -169,6 +199,7 @@ Counters Server::stats() const {
       {"connections_open", open_.load(std::memory_order_relaxed)},
       {"request_bytes", budget_.used_bytes()},
   };
+  if (store.disk) append_disk_counters(*store.disk, out);
   std::vector<const ServerCounters*> sets;
   for (const auto& reactor : reactors_) sets.push_back(&reactor->counters());
   append_counters(sets, out);

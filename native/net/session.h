@@ -99,12 +99,20 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     std::size_t received = 0;
     StreamingChecksum checksum;
     std::optional<std::uint64_t> announced;  // the sender's checksum, with the last fragment
+    std::uint64_t serial = 0;                // tells it from a later one with the same id
+    std::size_t committing = 0;              // items that the store has not confirmed yet
+    bool ended = false;                      // all of it was received
+  };
+  // An operation that the store ends later: answered by a task that the store's callback posts.
+  struct Waiting {
+    std::uint64_t serial = 0;
+    std::uint8_t opcode = 0;
   };
   struct Subscription {
     std::uint64_t known_revision = 0;
     EventLoop::TimerId timer = 0;
   };
-  using Request = std::variant<GetRequest, PutRequest, Subscription>;
+  using Request = std::variant<GetRequest, PutRequest, Subscription, Waiting>;
 
   // What becomes of the payload of the frame being received.
   enum class Payload : std::uint8_t { kDrain, kTable, kSlot };
@@ -163,7 +171,10 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   bool on_put_meta(const FrameHeader& header, Bytes meta);
   void open_item(PutRequest& put, std::size_t index);
   void fail_item(PutRequest& put, Status status);
-  void end_item(PutRequest& put);
+  void end_item(std::uint64_t id, PutRequest& put);
+  void commit_item(std::uint64_t id, PutRequest& put, std::size_t item);
+  void commit_done(std::uint64_t id, std::uint64_t serial, std::size_t item, Status status);
+  void end_put(std::uint64_t id, PutRequest& put);
   void refuse_put(PutRequest& put, Status status, std::string_view reason);
   bool on_put_end(const FrameHeader& header);
   void finish_put(std::uint64_t id, PutRequest& put);
@@ -173,6 +184,11 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   void do_remove(const FrameHeader& header);
   void do_put_ns(const FrameHeader& header);
   void do_erase(const FrameHeader& header);
+  void do_sync(const FrameHeader& header);
+  // Has `start` called with a callback for the store, and `answer` with what that gets: at once when it comes
+  // at once, else later, in a task of the loop.
+  template <typename Result, typename Start, typename Answer>
+  void answer_when_done(const FrameHeader& header, Start&& start, Answer answer);
   void do_list(const FrameHeader& header);
   void do_stat(const FrameHeader& header);
   void do_lease(const FrameHeader& header);

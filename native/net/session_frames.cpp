@@ -175,7 +175,6 @@ bool Session::dispatch(const FrameHeader& header) {
     case Opcode::kCancel:
       do_cancel();
       return true;
-    case Opcode::kSync:
     case Opcode::kOpenRegion:
     case Opcode::kPrefetch:
       break;
@@ -185,6 +184,7 @@ bool Session::dispatch(const FrameHeader& header) {
     case Opcode::kGet:
     case Opcode::kRemove:
     case Opcode::kErase:
+    case Opcode::kSync:
     case Opcode::kList:
     case Opcode::kStat:
     case Opcode::kLease:
@@ -211,6 +211,8 @@ void Session::dispatch_known(const FrameHeader& header) {
       return do_remove(header);
     case Opcode::kErase:
       return do_erase(header);
+    case Opcode::kSync:
+      return do_sync(header);
     case Opcode::kList:
       return do_list(header);
     case Opcode::kStat:

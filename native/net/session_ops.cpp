@@ -1,11 +1,18 @@
 // The operations that are answered at once, and SUBSCRIBE, which waits.
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "net/session.h"
 
 namespace dfkv::server {
+
+namespace {
+constexpr std::string_view kNotOnDisk = "a disk of this node fails or is full: see its log and `dfkv stat`";
+}  // namespace
 
 void Session::do_exists(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "EXISTS names its namespace");
@@ -32,6 +39,45 @@ void Session::do_exists(const FrameHeader& header) {
   reply(header, meta, statuses);
 }
 
+template <typename Result, typename Start, typename Answer>
+void Session::answer_when_done(const FrameHeader& header, Start&& start, Answer answer) {
+  if (!has_room()) {
+    counters_.requests_busy.add();
+    return refuse(header, Status::kAgainBusy, "too many requests in flight on this connection");
+  }
+  struct Handoff {
+    std::atomic<bool> other_is_past{false};
+    Result result;
+  };
+  const auto handoff = std::make_shared<Handoff>();
+  const Waiting waiting{next_serial_++, header.opcode};
+  start([handoff, answer, weak = weak_from_this(), loop = &context_.loop, id = header.request_id,
+         waiting](Result result) {
+    handoff->result = std::move(result);
+    if (!handoff->other_is_past.exchange(true)) return;
+    loop->post([handoff, answer, weak, id, waiting] {
+      const auto self = weak.lock();
+      if (!self) return;
+      const auto it = self->requests_.find(id);
+      if (it == self->requests_.end()) return;
+      const auto* found = std::get_if<Waiting>(&it->second);
+      if (found == nullptr || found->serial != waiting.serial) return;  // cancelled meanwhile
+      self->guarded([&] {
+        self->requests_.erase(it);
+        FrameHeader to;
+        to.opcode = waiting.opcode;
+        to.request_id = id;
+        answer(*self, to, std::move(handoff->result));
+      });
+    });
+  });
+  if (handoff->other_is_past.exchange(true)) {
+    answer(*this, header, std::move(handoff->result));
+  } else {
+    requests_.emplace(header.request_id, waiting);
+  }
+}
+
 void Session::do_remove(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "REMOVE names its namespace");
   std::vector<ItemRef> items;
@@ -39,13 +85,19 @@ void Session::do_remove(const FrameHeader& header) {
     return refuse(header, Status::kRefusedBadRequest,
                   "the table of items is malformed, empty or over its limit");
   }
-  std::vector<std::byte> statuses(items.size() * 2);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const Status status = context_.store.remove({*meta_.ns, items[i].block, items[i].part});
-    store_le(statuses.data() + 2 * i, static_cast<std::uint16_t>(status));
-    counters_.count_item(ItemOp::kRemove, status);
-  }
-  reply(header, {}, statuses);
+  std::vector<ObjectKey> keys;
+  keys.reserve(items.size());
+  for (const ItemRef& item : items) keys.push_back({*meta_.ns, item.block, item.part});
+  answer_when_done<std::vector<Status>>(
+      header, [&](RemoveDone done) { context_.store.remove(keys, std::move(done)); },
+      [](Session& self, const FrameHeader& to, std::vector<Status> results) {
+        std::vector<std::byte> statuses(results.size() * 2);
+        for (std::size_t i = 0; i < results.size(); ++i) {
+          store_le(statuses.data() + 2 * i, static_cast<std::uint16_t>(results[i]));
+          self.counters_.count_item(ItemOp::kRemove, results[i]);
+        }
+        self.reply(to, {}, statuses);
+      });
 }
 
 void Session::do_put_ns(const FrameHeader& header) {
@@ -62,9 +114,30 @@ void Session::do_put_ns(const FrameHeader& header) {
 
 void Session::do_erase(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "ERASE names its namespace");
-  ReplyMeta meta;
-  meta.length = context_.store.erase(*meta_.ns);
-  reply(header, meta);
+  using Result = std::pair<Status, std::uint64_t>;
+  answer_when_done<Result>(
+      header,
+      [this](std::function<void(Result)> done) {
+        context_.store.erase(*meta_.ns, [done = std::move(done)](Status status, std::uint64_t objects) {
+          done({status, objects});
+        });
+      },
+      [](Session& self, const FrameHeader& to, Result result) {
+        if (result.first != Status::kOk) return self.refuse(to, result.first, kNotOnDisk);
+        ReplyMeta meta;
+        meta.length = result.second;
+        self.reply(to, meta);
+      });
+}
+
+void Session::do_sync(const FrameHeader& header) {
+  answer_when_done<Status>(
+      header, [this](StatusDone done) { context_.store.sync(std::move(done)); },
+      [](Session& self, const FrameHeader& to, Status status) {
+        if (status == Status::kOk) return self.reply(to, {});
+        self.refuse(to, status,
+                    status == Status::kAgainDisk ? kNotOnDisk : "this node keeps its objects in memory only");
+      });
 }
 
 // Pages so that a page fits in one frame. The cursor is the place in the order of registration, which never
@@ -172,6 +245,9 @@ void Session::do_cancel() {
   } else if (auto* put = std::get_if<PutRequest>(&it->second)) {
     put->cancelled = true;
     if (put->item_open) fail_item(*put, Status::kMissCancelled);
+  } else if (std::holds_alternative<Waiting>(it->second)) {
+    // What the store has begun it finishes; only the answer is not wanted any more.
+    requests_.erase(it);
   } else {
     end_subscription(it->first, Status::kMissCancelled, nullptr);
   }

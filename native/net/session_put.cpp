@@ -1,6 +1,8 @@
 // PUT: payload comes straight into the slot, is hashed piece by piece while in cache, and becomes visible
 // only when all of it is there and matches its checksum.
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -22,6 +24,7 @@ void Session::begin_put(const FrameHeader& header) {
   const bool room = has_room();
   PutRequest& put = std::get<PutRequest>(requests_.emplace(header.request_id, PutRequest{}).first->second);
   ++open_puts_;
+  put.serial = next_serial_++;
   put.deadline = deadline_of(meta_);
   put.options = {meta_.ack, meta_.replace, meta_.recompute_us};
   if (frame_refused_ != Status::kOk) {
@@ -46,7 +49,7 @@ void Session::begin_put(const FrameHeader& header) {
   }
   put.statuses.assign(put.items.size(), raw(Status::kRefusedAborted));
   table_bytes_ += put.items.size() * sizeof(ItemRef);
-  if (header.end_of_request()) finish_put(header.request_id, put);
+  if (header.end_of_request()) end_put(header.request_id, put);
 }
 
 void Session::refuse_put(PutRequest& put, Status status, std::string_view reason) {
@@ -60,7 +63,7 @@ void Session::refuse_put(PutRequest& put, Status status, std::string_view reason
 bool Session::on_put_meta(const FrameHeader& header, Bytes meta) {
   const auto it = requests_.find(header.request_id);
   put_ = it == requests_.end() ? nullptr : std::get_if<PutRequest>(&it->second);
-  if (put_ == nullptr) return protocol_fault();
+  if (put_ == nullptr || put_->ended) return protocol_fault();
   PutRequest& put = *put_;
   if (put.refused != Status::kOk) return true;
   RequestMeta fragment;
@@ -110,28 +113,70 @@ void Session::fail_item(PutRequest& put, Status status) {
 
 bool Session::on_put_end(const FrameHeader& header) {
   PutRequest& put = *put_;
-  if (put.item_open && header.last_of_item()) end_item(put);
-  if (header.end_of_request()) finish_put(header.request_id, put);
+  if (put.item_open && header.last_of_item()) end_item(header.request_id, put);
+  if (header.end_of_request()) end_put(header.request_id, put);
   return true;
 }
 
-void Session::end_item(PutRequest& put) {
+void Session::end_item(std::uint64_t id, PutRequest& put) {
+  const std::size_t item = put.next++;
+  put.item_open = false;
   if (put.ticket) {
-    if (put.received != put.items[put.next].length || !put.announced) {
+    if (put.received != put.items[item].length || !put.announced) {
       fail_item(put, Status::kRefusedBadRequest);
     } else if (*put.announced != put.checksum.digest()) {
       fail_item(put, Status::kRefusedChecksum);
     } else {
-      put.item_status = put.ticket->commit(*put.announced);
-      put.ticket.reset();
+      commit_item(id, put, item);
+      return;
     }
   }
-  put.statuses[put.next++] = raw(put.item_status);
-  put.item_open = false;
+  put.statuses[item] = raw(put.item_status);
+}
+
+void Session::commit_item(std::uint64_t id, PutRequest& put, std::size_t item) {
+  struct Handoff {
+    std::atomic<bool> other_is_past{false};
+    Status status = Status::kOk;
+  };
+  const auto handoff = std::make_shared<Handoff>();
+  put.ticket->commit(*put.announced, [handoff, weak = weak_from_this(), loop = &context_.loop, id,
+                                      serial = put.serial, item](Status status) {
+    handoff->status = status;
+    if (!handoff->other_is_past.exchange(true)) return;
+    loop->post([weak, id, serial, item, status] {
+      if (const auto self = weak.lock()) self->commit_done(id, serial, item, status);
+    });
+  });
+  put.ticket.reset();
+  if (handoff->other_is_past.exchange(true)) {
+    put.statuses[item] = raw(handoff->status);
+  } else {
+    ++put.committing;
+  }
+}
+
+void Session::commit_done(std::uint64_t id, std::uint64_t serial, std::size_t item, Status status) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  auto* put = std::get_if<PutRequest>(&it->second);
+  if (put == nullptr || put->serial != serial) return;
+  guarded([this, id, put, item, status] {
+    put->statuses[item] = raw(status);
+    --put->committing;
+    if (put->ended && put->committing == 0) finish_put(id, *put);
+  });
+}
+
+// Everything was received. What the store has not confirmed is waited for.
+void Session::end_put(std::uint64_t id, PutRequest& put) {
+  put.ticket.reset();  // an item cut short
+  put.ended = true;
+  --open_puts_;
+  if (put.committing == 0) finish_put(id, put);
 }
 
 void Session::finish_put(std::uint64_t id, PutRequest& put) {
-  put.ticket.reset();  // an item cut short
   std::vector<BlockId> used;
   for (std::size_t i = 0; i < put.items.size(); ++i) {
     const auto status = static_cast<Status>(put.statuses[i]);
@@ -148,8 +193,7 @@ void Session::finish_put(std::uint64_t id, PutRequest& put) {
         as_bytes(put.statuses.data(), put.statuses.size() * 2), put.refused != Status::kOk);
   table_bytes_ -= put.items.size() * sizeof(ItemRef);
   held_.give_back(put.items.size() * sizeof(ItemRef));
-  --open_puts_;
-  put_ = nullptr;
+  if (put_ == &put) put_ = nullptr;
   requests_.erase(id);
 }
 

@@ -82,6 +82,9 @@ class Catalog {
   [[nodiscard]] Status miss_reason(const ChunkKey& key) const;  // kMissEvicted or kMissNotFound
   [[nodiscard]] const Object& object(ObjectId id) const { return objects_[id]; }
   [[nodiscard]] std::uint64_t offset_of(ObjectId id) const { return allocator_.offset_of(objects_[id].slot); }
+  [[nodiscard]] std::uint64_t slot_bytes(ObjectId id) const {
+    return allocator_.slot_bytes(objects_[id].slot);
+  }
   [[nodiscard]] ObjectId first_part(ChunkId chunk) const { return chunks_[chunk].first; }
   // One batch was read, in the order of the prefix.
   void touch(std::span<const ChunkId> batch);

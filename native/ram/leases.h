@@ -14,7 +14,7 @@ namespace dfkv {
 class LeaseTable {
  public:
   using Clock = std::chrono::steady_clock;
-  using ObjectId = std::uint32_t;
+  using ObjectId = std::uint64_t;  // whatever the owner of the table tells its objects by
   struct Lease {
     std::uint64_t owner = 0;
     Clock::time_point deadline;

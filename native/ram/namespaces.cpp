@@ -82,6 +82,12 @@ std::optional<NamespaceRegistry::Index> NamespaceRegistry::find(const NamespaceI
   return it->second;
 }
 
+NamespaceInfo NamespaceRegistry::info(const NamespaceId& id) const {
+  const std::lock_guard lock(mutex_);
+  const Entry& entry = entries_[by_id_.at(id)];
+  return {entry.id, *entry.descriptor, entry.label, 0, 0, entry.created_s, entry.last_used_s};
+}
+
 std::uint32_t NamespaceRegistry::size() const {
   const std::lock_guard lock(mutex_);
   return static_cast<std::uint32_t>(entries_.size());

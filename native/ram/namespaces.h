@@ -32,6 +32,8 @@ class NamespaceRegistry {
   Status put(const NamespaceId& id, Bytes descriptor, std::string_view label,
              std::vector<std::uint16_t>& nearest_differs_in);
   [[nodiscard]] std::optional<Index> find(const NamespaceId& id);  // counts as a use
+  [[nodiscard]] NamespaceInfo info(
+      const NamespaceId& id) const;  // objects and bytes are 0; precondition: known
   [[nodiscard]] std::uint32_t size() const;
   // In the order of registration, which is the order of their indexes; objects and bytes are 0.
   [[nodiscard]] std::vector<NamespaceInfo> list() const;

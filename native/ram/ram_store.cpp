@@ -9,6 +9,7 @@ namespace dfkv {
 namespace {
 constexpr std::size_t kLookupsPerSlice = 512;  // how much work one hold of the mutex does
 constexpr std::size_t kChunksPerSlice = 256;
+constexpr std::size_t kWantedChunks = 65'536;
 }  // namespace
 
 class RamStore::Pin final : public ReadPin {
@@ -43,14 +44,21 @@ class RamStore::Ticket final : public WriteTicket {
   Ticket& operator=(const Ticket&) = delete;
 
   MutableBytes bytes() override { return bytes_; }
-  Status commit(std::uint64_t checksum) override {
+  void commit(std::uint64_t checksum, StatusDone done) override {
     assert(!committed_);
-    const std::lock_guard lock(store_.mutex_);
-    const Status status = store_.catalog_.publish(fill_.object, ns_, fill_.generation, key_, route_, checksum,
-                                                  options_.recompute_us, options_.replace);
     committed_ = true;
-    if (status == Status::kAlready) ++store_.put_already_;
-    return status;
+    if (store_.disk_) {
+      store_.commit_behind(fill_, ns_, key_, route_, options_, checksum, std::move(done));
+      return;
+    }
+    Status status = Status::kOk;
+    {
+      const std::lock_guard lock(store_.mutex_);
+      status = store_.catalog_.publish(fill_.object, ns_, fill_.generation, key_, route_, checksum,
+                                       options_.recompute_us, options_.replace);
+      if (status == Status::kAlready) ++store_.put_already_;
+    }
+    done(status);
   }
 
  private:
@@ -71,13 +79,23 @@ RamStore::RamStore(RamStoreOptions options)
       now_(std::move(options.now)),
       namespaces_(options.namespaces, std::move(options.tenant)),
       catalog_(std::move(options.catalog)),
-      arena_(catalog_.capacity_bytes()) {}
+      arena_(catalog_.capacity_bytes()),
+      max_dirty_bytes_(static_cast<std::uint64_t>(static_cast<double>(catalog_.capacity_bytes()) *
+                                                  options.max_dirty_fraction)),
+      wanted_(options.disk ? kWantedChunks : 1) {
+  if (options.disk) open_disk(std::move(*options.disk));
+}
 
-RamStore::~RamStore() { assert(catalog_.counts().pins == 0 && catalog_.counts().filling == 0); }
+RamStore::~RamStore() {
+  close(std::chrono::steady_clock::now());
+  assert(catalog_.counts().pins == 0 && catalog_.counts().filling == 0);
+}
 
 Status RamStore::put_namespace(const NamespaceId& id, Bytes descriptor, std::string_view label,
                                std::vector<std::uint16_t>& nearest_differs_in) {
-  return namespaces_.put(id, descriptor, label, nearest_differs_in);
+  const Status status = namespaces_.put(id, descriptor, label, nearest_differs_in);
+  if (status == Status::kOk && disk_) disk_->put_namespace(namespaces_.info(id));
+  return status;
 }
 
 PutStart RamStore::begin_put(const ObjectKey& key, Route route, std::uint32_t length,
@@ -91,10 +109,15 @@ PutStart RamStore::begin_put(const ObjectKey& key, Route route, std::uint32_t le
       fill.status = Status::kMissNamespaceUnknown;
     } else if (key.part == kAllParts || length == 0) {
       fill.status = Status::kRefusedBadRequest;
-    } else if (options.ack == Ack::kDisk) {
+    } else if (options.ack == Ack::kDisk && !disk_) {
       fill.status = Status::kRefusedUnsupported;  // memory cannot promise to survive a crash
-    } else if (!options.replace && catalog_.find(*ns, key) != Catalog::kNone) {
+    } else if (!options.replace &&
+               (catalog_.find(*ns, key) != Catalog::kNone || (disk_ && disk_->holds(key)))) {
       fill.status = Status::kAlready;
+    } else if (disk_ && dirty_bytes_ != 0 && length <= kMaxSlotBytes &&
+               dirty_bytes_ + catalog_.counts().filling_bytes + slot_bytes_of(size_class_of(length)) >
+                   max_dirty_bytes_) {
+      fill.status = Status::kAgainNoMemory;  // the disks are behind
     } else {
       fill = catalog_.begin_fill(*ns, length);
     }
@@ -118,7 +141,8 @@ void RamStore::acquire(const ObjectKey& key, ReadDone done) {
   std::unique_lock lock(mutex_);
   const Catalog::ObjectId id = catalog_.find(*ns, key);
   if (id == Catalog::kNone) {
-    const Status reason = catalog_.miss_reason({key.ns, key.block});
+    if (disk_ && acquire_cold(lock, *ns, key, done)) return;
+    const Status reason = miss_reason({key.ns, key.block});
     lock.unlock();
     done({reason, nullptr});
     return;
@@ -136,28 +160,63 @@ void RamStore::unpin(Catalog::ObjectId id) {
   catalog_.unpin(id);
 }
 
+std::uint32_t RamStore::padded(std::uint32_t length) const {
+  return static_cast<std::uint32_t>((length + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment);
+}
+
+Status RamStore::miss_reason(const ChunkKey& key) const {
+  if (disk_ && disk_->evicted_lately(key)) return Status::kMissEvicted;
+  return catalog_.miss_reason(key);
+}
+
 Status RamStore::probe(NamespaceRegistry::Index ns, const ChunkKey& key, std::span<const Part> parts,
-                       std::vector<Catalog::ObjectId>& found) {
+                       std::vector<LeaseTable::ObjectId>& found) {
   found.clear();
   const Catalog::ChunkId chunk = catalog_.find_chunk(ns, key);
-  if (chunk == Catalog::kNone) return catalog_.miss_reason(key);
+  if (chunk == Catalog::kNone && !disk_) return miss_reason(key);
   for (const Part part : parts) {
-    const Catalog::ObjectId id = catalog_.find_part(chunk, part);
-    if (id == Catalog::kNone) return Status::kMissPartMissing;
-    found.push_back(id);
+    const Catalog::ObjectId id = chunk == Catalog::kNone ? Catalog::kNone : catalog_.find_part(chunk, part);
+    if (id != Catalog::kNone) {
+      found.push_back(id);
+    } else if (disk_ && disk_->holds({key.ns, key.block, part})) {
+      found.push_back(kOnDisk);
+    } else {
+      return chunk == Catalog::kNone && found.empty() ? miss_reason(key) : Status::kMissPartMissing;
+    }
   }
   return Status::kOk;
 }
 
+bool RamStore::pin_for_lease(const ObjectKey& key, LeaseTable::ObjectId found, LeaseTable::ObjectId& leased) {
+  leased = found;
+  if (found != kOnDisk) return catalog_.pin_for_lease(static_cast<Catalog::ObjectId>(found));
+  const auto ref = disk_->pin_for_lease(key);
+  if (!ref) return false;
+  leased = kDiskLease | ref->packed();
+  return true;
+}
+
+void RamStore::unpin_for_lease(LeaseTable::ObjectId leased) {
+  if ((leased & kDiskLease) == 0) {
+    catalog_.unpin_for_lease(static_cast<Catalog::ObjectId>(leased));
+  } else {
+    disk_->unpin_for_lease(DiskTier::Ref::unpack(leased & ~kDiskLease));
+  }
+}
+
 // A chunk is leased with all the parts asked for or not at all.
-bool RamStore::extend_lease(std::span<const Catalog::ObjectId> found,
-                            std::vector<Catalog::ObjectId>& leased) {
+bool RamStore::extend_lease(const ChunkKey& key, std::span<const Part> parts,
+                            std::span<const LeaseTable::ObjectId> found,
+                            std::vector<LeaseTable::ObjectId>& leased) {
   const std::size_t before = leased.size();
   if (before + found.size() > max_objects_per_lease_) return false;
-  leased.insert(leased.end(), found.begin(), found.end());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    if (catalog_.pin_for_lease(found[i])) continue;
-    while (i-- > 0) catalog_.unpin_for_lease(found[i]);
+    LeaseTable::ObjectId one = 0;
+    if (pin_for_lease({key.ns, key.block, parts[i]}, found[i], one)) {
+      leased.push_back(one);
+      continue;
+    }
+    for (std::size_t at = before; at < leased.size(); ++at) unpin_for_lease(leased[at]);
     leased.resize(before);
     return false;
   }
@@ -171,8 +230,8 @@ ExistsResult RamStore::exists(const NamespaceId& ns_id, const ExistsTable& table
   const auto ns = namespaces_.find(ns_id);
   if (!ns) return result;
 
-  std::vector<Catalog::ObjectId> found;
-  std::vector<Catalog::ObjectId> leased;
+  std::vector<LeaseTable::ObjectId> found;
+  std::vector<LeaseTable::ObjectId> leased;
   found.reserve(table.parts.size());
   bool in_prefix = true;
   bool leasing = lease_ms != 0;
@@ -182,12 +241,13 @@ ExistsResult RamStore::exists(const NamespaceId& ns_id, const ExistsTable& table
   for (std::size_t begin = 0; begin < table.chunks.size(); begin += slice) {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = begin; i < std::min(begin + slice, table.chunks.size()); ++i) {
-      const Status status = probe(*ns, {ns_id, table.chunks[i].block}, table.parts, found);
+      const ChunkKey key{ns_id, table.chunks[i].block};
+      const Status status = probe(*ns, key, table.parts, found);
       result.statuses[i] = status;
       in_prefix = in_prefix && status == Status::kOk;
       if (!in_prefix) continue;
       ++result.prefix;
-      leasing = leasing && leases_.size() < max_leases_ && extend_lease(found, leased);
+      leasing = leasing && leases_.size() < max_leases_ && extend_lease(key, table.parts, found, leased);
       if (leasing) ++leased_chunks;
     }
   }
@@ -236,16 +296,19 @@ void RamStore::end_lease(const LeaseTable::Lease& lease) {
   for (std::size_t begin = 0; begin < lease.objects.size(); begin += kLookupsPerSlice) {
     const std::size_t end = std::min(begin + kLookupsPerSlice, lease.objects.size());
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = begin; i < end; ++i) catalog_.unpin_for_lease(lease.objects[i]);
+    for (std::size_t i = begin; i < end; ++i) unpin_for_lease(lease.objects[i]);
   }
 }
 
 void RamStore::touch(const NamespaceId& ns, std::span<const BlockId> batch) {
   used(ns, batch, &Catalog::touch);
+  // What is used in memory is used: its copy on disk must not look forgotten.
+  if (disk_) disk_->touch(ns, batch);
 }
 
 void RamStore::stored(const NamespaceId& ns, std::span<const BlockId> batch) {
   used(ns, batch, &Catalog::stored);
+  if (disk_) disk_->touch(ns, batch);
 }
 
 void RamStore::used(const NamespaceId& ns_id, std::span<const BlockId> batch, Use use) {
@@ -266,42 +329,79 @@ void RamStore::used(const NamespaceId& ns_id, std::span<const BlockId> batch, Us
   }
 }
 
-Status RamStore::remove(const ObjectKey& key) {
-  const auto ns = namespaces_.find(key.ns);
-  if (!ns) return Status::kMissNamespaceUnknown;
-  const std::lock_guard lock(mutex_);
-  return catalog_.remove(*ns, key) ? Status::kOk : catalog_.miss_reason({key.ns, key.block});
+void RamStore::remove(std::span<const ObjectKey> keys, RemoveDone done) {
+  std::vector<Status> statuses;
+  statuses.reserve(keys.size());
+  DiskTier::Removals removals;
+  for (const ObjectKey& key : keys) {
+    const auto ns = namespaces_.find(key.ns);
+    if (!ns) {
+      statuses.push_back(Status::kMissNamespaceUnknown);
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    bool found = catalog_.remove(*ns, key);
+    if (disk_) found = disk_->begin_remove(key, removals) || found;
+    statuses.push_back(found ? Status::kOk : miss_reason({key.ns, key.block}));
+  }
+  if (!disk_) {
+    done(std::move(statuses));
+    return;
+  }
+  disk_->settle(std::move(removals), false,
+                [statuses = std::move(statuses), done = std::move(done)](int error) mutable {
+                  if (error != 0) std::ranges::fill(statuses, Status::kAgainDisk);
+                  done(std::move(statuses));
+                });
 }
 
-std::uint64_t RamStore::erase(const NamespaceId& ns_id) {
+void RamStore::erase(const NamespaceId& ns_id, EraseDone done) {
   const auto ns = namespaces_.find(ns_id);
-  if (!ns) return 0;
+  if (!ns) {
+    done(Status::kOk, 0);
+    return;
+  }
   std::uint64_t objects = 0;
   {
     const std::lock_guard lock(mutex_);
     objects = catalog_.begin_erase(*ns);
+    if (disk_) objects = std::max(objects, disk_->erase(ns_id));  // most are on both
   }
-  while (true) {
+  bool left = true;
+  while (left) {
     const std::lock_guard lock(mutex_);
-    if (!catalog_.continue_erase(*ns, kChunksPerSlice)) return objects;
+    left = catalog_.continue_erase(*ns, kChunksPerSlice);
   }
+  if (!disk_) {
+    done(Status::kOk, objects);
+    return;
+  }
+  disk_->settle({}, false, [objects, done = std::move(done)](int error) {
+    done(error == 0 ? Status::kOk : Status::kAgainDisk, objects);
+  });
 }
 
 void RamStore::quarantine(const ObjectKey& key) {
   const auto ns = namespaces_.find(key.ns);
   if (!ns) return;
-  const std::lock_guard lock(mutex_);
-  catalog_.quarantine(*ns, key);
+  {
+    const std::lock_guard lock(mutex_);
+    catalog_.quarantine(*ns, key);
+  }
+  if (disk_) disk_->quarantine(key);
 }
 
 std::vector<NamespaceInfo> RamStore::list() const {
   auto infos = namespaces_.list();
-  const std::lock_guard lock(mutex_);
-  for (std::uint32_t i = 0; i < infos.size(); ++i) {
-    const auto usage = catalog_.usage_of(i);
-    infos[i].objects = usage.objects;
-    infos[i].stored_bytes = usage.stored_bytes;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::uint32_t i = 0; i < infos.size(); ++i) {
+      const auto usage = catalog_.usage_of(i);
+      infos[i].objects = usage.objects;
+      infos[i].stored_bytes = usage.stored_bytes;
+    }
   }
+  if (disk_) add_disk_usage(infos);
   return infos;
 }
 
@@ -324,6 +424,16 @@ StoreStats RamStore::stats() const {
   stats.evicted_bytes = counts.evicted_bytes;
   stats.put_already = put_already_;
   stats.put_refused = put_refused_;
+  if (disk_) {
+    stats.pins -= dirty_objects_;  // they have a count of their own
+    stats.disk.emplace();
+    disk_->add_stats(*stats.disk);
+    stats.disk->dirty_objects = dirty_objects_;
+    stats.disk->dirty_bytes = dirty_bytes_;
+    stats.disk->lost_writes = lost_writes_;
+    stats.disk->joined_reads = joined_reads_;
+    stats.disk->promoted = promoted_;
+  }
   return stats;
 }
 
@@ -337,8 +447,14 @@ void RamStore::tick() {
 }
 
 std::vector<std::string> RamStore::violations(bool at_rest) const {
+  std::vector<std::string> found;
+  for (std::size_t i = 0; disk_ && i < disk_->directories(); ++i) {
+    const auto one = disk_->directory(i).violations(at_rest);
+    found.insert(found.end(), one.begin(), one.end());
+  }
   const std::lock_guard lock(mutex_);
-  auto found = catalog_.violations();
+  const auto in_memory = catalog_.violations();
+  found.insert(found.end(), in_memory.begin(), in_memory.end());
   const Catalog::Counts& counts = catalog_.counts();
   if (at_rest &&
       (counts.pins != 0 || counts.lease_pins != 0 || counts.filling != 0 || counts.condemned != 0)) {

@@ -68,21 +68,23 @@ std::optional<SlotRef> SlabAllocator::allocate(std::size_t size_class, Owner own
     bind(first, size_class);
   }
   Slab& slab = slabs_[first];
-  const std::uint32_t slot = slab.free_slots.back();
-  slab.free_slots.pop_back();
-  assert(slab.owners[slot] == kNoOwner && owner != kNoOwner);
+  const std::uint32_t slot = slab.first_free;
+  assert(!slab.used_slots[slot] && owner != kNoOwner);
+  slab.first_free = slab.owners[slot];
   slab.owners[slot] = owner;
+  slab.used_slots[slot] = true;
   ++slab.used;
   used_bytes_ += slot_bytes_of(size_class);
-  if (slab.free_slots.empty()) list_remove(first);
+  if (slab.first_free == kNone) list_remove(first);
   return SlotRef{first, slot};
 }
 
 void SlabAllocator::release(SlotRef ref) {
   Slab& slab = slabs_[ref.slab];
-  assert(slab.extents != 0 && slab.owners[ref.slot] != kNoOwner && !slab.busy_slots[ref.slot]);
-  slab.owners[ref.slot] = kNoOwner;
-  slab.free_slots.push_back(ref.slot);
+  assert(slab.extents != 0 && slab.used_slots[ref.slot] && !slab.busy_slots[ref.slot]);
+  slab.used_slots[ref.slot] = false;
+  slab.owners[ref.slot] = slab.first_free;
+  slab.first_free = ref.slot;
   --slab.used;
   used_bytes_ -= slot_bytes_of(slab.size_class);
   if (slab.used == 0) {
@@ -90,6 +92,34 @@ void SlabAllocator::release(SlotRef ref) {
   } else if (!slab.listed) {
     list_add(ref.slab);
   }
+}
+
+bool SlabAllocator::restore(std::uint32_t first, std::size_t size_class, std::span<const Owner> owners) {
+  const Shape shape = shapes_[size_class];
+  if (owners.size() != shape.slots || shape.extents > geometry_.extent_count ||
+      first > geometry_.extent_count - shape.extents) {
+    return false;
+  }
+  for (std::uint32_t at = first; at < first + shape.extents; ++at) {
+    if (slab_of_[at] != kNone) return false;
+  }
+  bind(first, size_class);
+  Slab& slab = slabs_[first];
+  slab.first_free = kNone;
+  for (std::uint32_t slot = shape.slots; slot-- > 0;) {
+    if (owners[slot] == kNoOwner) {
+      slab.owners[slot] = slab.first_free;
+      slab.first_free = slot;
+      continue;
+    }
+    slab.owners[slot] = owners[slot];
+    slab.used_slots[slot] = true;
+    ++slab.used;
+    used_bytes_ += slot_bytes_of(size_class);
+  }
+  assert(slab.used > 0);
+  if (slab.first_free == kNone) list_remove(first);
+  return true;
 }
 
 void SlabAllocator::set_busy(SlotRef ref, bool busy) {
@@ -157,6 +187,22 @@ std::vector<SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_cla
   return runs;
 }
 
+std::optional<SlabAllocator::Run> SlabAllocator::run_at(std::uint32_t extent, std::size_t size_class) const {
+  const std::uint32_t wanted = shapes_[size_class].extents;
+  const std::uint32_t start = slab_of_[extent] == kNone ? extent : slab_of_[extent];
+  std::uint32_t at = start;
+  while (at < geometry_.extent_count && at - start < wanted) {
+    if (slab_of_[at] == kNone) {
+      ++at;
+      continue;
+    }
+    if (slabs_[at].busy != 0) return std::nullopt;
+    at += slabs_[at].extents;
+  }
+  if (at - start < wanted) return std::nullopt;
+  return Run{start, at - start};
+}
+
 std::vector<SlabAllocator::Owner> SlabAllocator::owners_in(Run run) const {
   std::vector<Owner> owners;
   for (std::uint32_t at = run.first; at < run.first + run.count;) {
@@ -165,11 +211,25 @@ std::vector<SlabAllocator::Owner> SlabAllocator::owners_in(Run run) const {
       continue;
     }
     const Slab& slab = slabs_[slab_of_[at]];
-    std::ranges::copy_if(slab.owners, std::back_inserter(owners),
-                         [](Owner owner) { return owner != kNoOwner; });
+    for (std::size_t slot = 0; slot < slab.owners.size(); ++slot) {
+      if (slab.used_slots[slot]) owners.push_back(slab.owners[slot]);
+    }
     at = slab_of_[at] + slab.extents;
   }
   return owners;
+}
+
+std::uint64_t SlabAllocator::hottest_in(Run run) const {
+  std::uint64_t hottest = 0;
+  for (std::uint32_t at = run.first; at < run.first + run.count;) {
+    if (slab_of_[at] == kNone) {
+      ++at;
+      continue;
+    }
+    hottest = std::max(hottest, slabs_[slab_of_[at]].hottest);
+    at = slab_of_[at] + slabs_[slab_of_[at]].extents;
+  }
+  return hottest;
 }
 
 std::uint64_t SlabAllocator::offset_of(SlotRef ref) const {
@@ -184,10 +244,11 @@ void SlabAllocator::bind(std::uint32_t first, std::size_t size_class) {
   slab.used = 0;
   slab.busy = 0;
   slab.hottest = 0;
-  slab.owners.assign(shape.slots, kNoOwner);
+  slab.owners.resize(shape.slots);
+  for (std::uint32_t i = 0; i < shape.slots; ++i) slab.owners[i] = i + 1 < shape.slots ? i + 1 : kNone;
+  slab.first_free = 0;
+  slab.used_slots.assign(shape.slots, false);
   slab.busy_slots.assign(shape.slots, false);
-  slab.free_slots.resize(shape.slots);
-  for (std::uint32_t i = 0; i < shape.slots; ++i) slab.free_slots[i] = shape.slots - 1 - i;
   std::fill_n(slab_of_.begin() + first, shape.extents, first);
   free_extents_ -= shape.extents;
   ++slab_counts_[size_class];
@@ -242,13 +303,18 @@ std::vector<std::string> SlabAllocator::violations() const {
     const Slab& slab = slabs_[at];
     expect(slab_of_[at] == at && slab.extents != 0, "a slab does not start where it says", at);
     if (slab.extents == 0) break;
-    const auto used = std::ranges::count_if(slab.owners, [](Owner owner) { return owner != kNoOwner; });
+    const auto used = std::ranges::count(slab.used_slots, true);
     const auto busy = std::ranges::count(slab.busy_slots, true);
+    std::size_t free = 0;
+    for (std::uint32_t slot = slab.first_free; slot != kNone && free <= slab.owners.size(); ++free) {
+      expect(!slab.used_slots[slot], "a used slot is listed as free", at);
+      slot = slab.owners[slot];
+    }
     expect(static_cast<std::uint32_t>(used) == slab.used && used > 0, "used slots are miscounted", at);
     expect(static_cast<std::uint32_t>(busy) == slab.busy, "busy slots are miscounted", at);
-    expect(slab.free_slots.size() + slab.used == slab.owners.size(), "free slots are miscounted", at);
-    expect(slab.listed == !slab.free_slots.empty(), "a slab with free slots is not listed, or a full one is",
-           at);
+    expect(free + slab.used == slab.owners.size(), "free slots are miscounted", at);
+    expect(slab.listed == (slab.first_free != kNone),
+           "a slab with free slots is not listed, or a full one is", at);
     expect(slab.owners.size() * slot_bytes_of(slab.size_class) <= slab.extents * geometry_.extent_bytes,
            "slots reach beyond the slab", at);
     used_bytes += slab.used * slot_bytes_of(slab.size_class);

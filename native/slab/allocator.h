@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ class SlabAllocator {
  public:
   using Owner = std::uint32_t;  // what the caller keeps in the slot; any value but kNoOwner
   static constexpr Owner kNoOwner = ~Owner{0};
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   struct Run {  // whole slabs and free extents that, once empty, hold a slab of the class asked for
     std::uint32_t first = 0;
@@ -50,6 +52,9 @@ class SlabAllocator {
   // go first.
   [[nodiscard]] std::optional<SlotRef> allocate(std::size_t size_class, Owner owner);
   void release(SlotRef ref);
+  // Binds the slab that starts at extent `first` as it was in an earlier life: one owner for each slot,
+  // kNoOwner for a free one, at least one of them not free. False: it does not fit there.
+  [[nodiscard]] bool restore(std::uint32_t first, std::size_t size_class, std::span<const Owner> owners);
 
   // A busy slot (pinned, filling, condemned) keeps its slab out of coldest_runs().
   void set_busy(SlotRef ref, bool busy);
@@ -59,13 +64,25 @@ class SlabAllocator {
   // is coldest first.
   [[nodiscard]] std::vector<Run> coldest_runs(std::size_t size_class, std::size_t limit) const;
   [[nodiscard]] std::vector<Owner> owners_in(Run run) const;
+  // The run that holds a slab of the class and starts with the slab or free extent at `extent`; nullopt:
+  // there is no room up to the end of the arena, or a busy slot is in it.
+  [[nodiscard]] std::optional<Run> run_at(std::uint32_t extent, std::size_t size_class) const;
+
+  // The stamp of the latest use of any object in the run.
+  [[nodiscard]] std::uint64_t hottest_in(Run run) const;
 
   [[nodiscard]] std::uint64_t offset_of(SlotRef ref) const;  // bytes from the start of the arena
   [[nodiscard]] std::uint64_t slot_bytes(SlotRef ref) const {
     return slot_bytes_of(slabs_[ref.slab].size_class);
   }
   [[nodiscard]] std::size_t class_of(SlotRef ref) const { return slabs_[ref.slab].size_class; }
-  [[nodiscard]] Owner owner_of(SlotRef ref) const { return slabs_[ref.slab].owners[ref.slot]; }
+  [[nodiscard]] Owner owner_of(SlotRef ref) const {  // kNoOwner: free
+    return slabs_[ref.slab].used_slots[ref.slot] ? slabs_[ref.slab].owners[ref.slot] : kNoOwner;
+  }
+  void set_owner(SlotRef ref, Owner owner) { slabs_[ref.slab].owners[ref.slot] = owner; }
+  [[nodiscard]] bool busy(SlotRef ref) const { return slabs_[ref.slab].busy_slots[ref.slot]; }
+  // The first extent of the slab that an extent belongs to; kNone when it is free.
+  [[nodiscard]] std::uint32_t slab_of(std::uint32_t extent) const { return slab_of_[extent]; }
   [[nodiscard]] bool fits(std::size_t size_class) const {
     return shapes_[size_class].extents <= geometry_.extent_count;
   }
@@ -85,8 +102,6 @@ class SlabAllocator {
   [[nodiscard]] std::vector<std::string> violations() const;
 
  private:
-  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-
   struct Shape {
     std::uint32_t extents = 0;
     std::uint32_t slots = 0;
@@ -97,11 +112,11 @@ class SlabAllocator {
     std::uint32_t used = 0;
     std::uint32_t busy = 0;
     std::uint64_t hottest = 0;
-    std::vector<Owner> owners;     // per slot; kNoOwner: free
-    std::vector<bool> busy_slots;  // per slot
-    std::vector<std::uint32_t>
-        free_slots;              // a stack: the slot freed last is used first, while it is in cache
-    std::uint32_t next = kNone;  // list of the class's slabs with a free slot
+    std::vector<Owner> owners;         // per slot; of a free one, the next free slot
+    std::vector<bool> used_slots;      // per slot
+    std::vector<bool> busy_slots;      // per slot
+    std::uint32_t first_free = kNone;  // the slot freed last is used first, while it is in cache
+    std::uint32_t next = kNone;        // list of the class's slabs with a free slot
     std::uint32_t previous = kNone;
     bool listed = false;
   };

@@ -1,12 +1,14 @@
-// The storage interface that the server drives. The RAM store implements it; the slab store will.
+// The storage interface that the server drives. RamStore implements it, with or without disks behind it.
 //
 // Threads: every method may be called from any reactor thread; the implementation locks. Nothing here blocks
-// on I/O: a store that has to read a disk completes later, through the callback given to acquire().
+// on I/O: what needs a disk completes later, through the callback that the call was given.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,9 @@
 #include "wire/status.h"
 
 namespace dfkv {
+
+// What a store calls exactly once for an operation: inline, or later from a thread of its own.
+using StatusDone = std::function<void(Status)>;
 
 // A live object pinned for reading. Move-only; the destructor unpins. While it lives the bytes neither move
 // nor change.
@@ -32,8 +37,10 @@ class WriteTicket {
  public:
   virtual ~WriteTicket() = default;
   [[nodiscard]] virtual MutableBytes bytes() = 0;
-  // Publishes the object. kAlready: another writer was first (the slot is freed).
-  [[nodiscard]] virtual Status commit(std::uint64_t checksum) = 0;
+  // Publishes the object, once; bytes() is over with it. `done` gets kOk when the object is as safe as
+  // PutOptions::ack says. kAlready: another writer was first (the slot is freed). kAgainDisk: visible, but
+  // not on a disk.
+  virtual void commit(std::uint64_t checksum, StatusDone done) = 0;
 };
 
 struct PutOptions {
@@ -51,6 +58,8 @@ struct ReadResult {
   std::unique_ptr<ReadPin> pin;
 };
 using ReadDone = std::function<void(ReadResult)>;
+using RemoveDone = std::function<void(std::vector<Status>)>;  // one for each key
+using EraseDone = std::function<void(Status, std::uint64_t objects)>;
 
 struct ExistsResult {
   std::vector<Status> statuses;  // one per chunk: kOk, kMissPartMissing, kMissNotFound, kMissEvicted, ...
@@ -59,11 +68,24 @@ struct ExistsResult {
   std::uint32_t lease_ms = 0;
 };
 
+// Of all directories together.
+struct DiskStats {
+  std::uint64_t directories = 0, directories_failing = 0;  // those that take no writes now
+  std::uint64_t capacity_bytes = 0, used_bytes = 0, quarantined_bytes = 0, bound_bytes = 0;
+  std::uint64_t objects = 0, quarantined = 0, pins = 0, leased_bytes = 0;
+  std::uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0;
+  std::uint64_t read_errors = 0, write_errors = 0, corrupt = 0, evicted_objects = 0, evicted_bytes = 0;
+  std::uint64_t dirty_objects = 0, dirty_bytes = 0;  // in memory, not on a disk yet
+  std::uint64_t lost_writes = 0;                     // that no disk took: those objects are in memory only
+  std::uint64_t joined_reads = 0, promoted = 0;
+};
+
 struct StoreStats {
   std::uint64_t capacity_bytes = 0, used_bytes = 0, stored_bytes = 0;  // used: whole slots; stored: payload
   std::uint64_t objects = 0, chunks = 0, namespaces = 0;
   std::uint64_t pins = 0, leases = 0, leased_bytes = 0, filling = 0, condemned = 0;
   std::uint64_t evicted_objects = 0, evicted_bytes = 0, put_already = 0, put_refused = 0;
+  std::optional<DiskStats> disk;  // nullopt: memory only
 };
 
 class Store {
@@ -89,9 +111,13 @@ class Store {
   virtual void touch(const NamespaceId& ns, std::span<const BlockId> batch) = 0;
   // A batch was written, or found written already: as recent as if it had been read, but no sign of reuse.
   virtual void stored(const NamespaceId& ns, std::span<const BlockId> batch) = 0;
-  virtual Status remove(const ObjectKey& key) = 0;         // part kAllParts: the chunk
-  virtual std::uint64_t erase(const NamespaceId& ns) = 0;  // objects that went
-  virtual void quarantine(const ObjectKey& key) = 0;       // a reader found it corrupt
+  // Nothing of it is found any more when the call returns; `done` comes when it stays away after a crash too.
+  // kAgainDisk: that cannot be promised. Part kAllParts: the chunk.
+  virtual void remove(std::span<const ObjectKey> keys, RemoveDone done) = 0;
+  virtual void erase(const NamespaceId& ns, EraseDone done) = 0;  // as remove; with the objects that went
+  // Everything committed before survives a crash when `done` comes. kRefusedUnsupported: memory only.
+  virtual void sync(StatusDone done) = 0;
+  virtual void quarantine(const ObjectKey& key) = 0;  // a reader found it corrupt
   [[nodiscard]] virtual std::vector<NamespaceInfo> list() const = 0;
   [[nodiscard]] virtual StoreStats stats() const = 0;
   // Expires leases; called about every 100 ms by the node.

@@ -14,6 +14,8 @@
 #include <thread>
 
 #include "ram/ram_store.h"
+#include "slab_samples.h"
+#include "store_calls.h"
 #include "store_samples.h"
 #include "wire/checksum.h"
 
@@ -57,6 +59,8 @@ std::vector<std::byte> payload_of(const Key& key, std::uint64_t version) {
 }
 
 struct Recorder {
+  std::unique_ptr<TempDirectory> directory;  // null: memory only
+  Faults faults;
   std::unique_ptr<RamStore> store;
   std::vector<TestNamespace> spaces;
   std::vector<std::vector<Key>> keys;  // by owner
@@ -149,7 +153,7 @@ class Worker {
       if (one_in(50)) return;  // abandoned
       if (one_in(20)) std::this_thread::yield();
     }
-    if (start.ticket->commit(xxh3_64(bytes)) != Status::kOk)
+    if (committed(*start.ticket, xxh3_64(bytes)) != Status::kOk)
       return shared_.fail("a commit without rival failed");
     stored_[at] = {version, false};
     target.obsolete.store(version - 1);
@@ -161,7 +165,7 @@ class Worker {
   }
 
   void remove(std::size_t at) {
-    const Status status = store_.remove(key(at).key);
+    const Status status = test::removed(store_, key(at).key);
     if (status == Status::kOk && stored_[at].version == 0) shared_.fail("removed what was not there");
     removed(at);
   }
@@ -169,12 +173,12 @@ class Worker {
   void remove_chunk(std::size_t block) {
     ObjectKey whole = key(block * kParts).key;
     whole.part = kAllParts;
-    (void)store_.remove(whole);
+    (void)test::removed(store_, whole);
     for (std::size_t part = 0; part < kParts; ++part) removed(block * kParts + part);
   }
 
   void erase() {
-    store_.erase(shared_.spaces[self_].id);
+    (void)erased(store_, shared_.spaces[self_].id);
     for (std::size_t at = 0; at < stored_.size(); ++at) removed(at);
   }
 
@@ -184,11 +188,7 @@ class Worker {
     store_.touch(shared_.spaces[random_() % kThreads].id, batch);
   }
 
-  ReadResult acquire(const ObjectKey& at) {
-    ReadResult out;
-    store_.acquire(at, [&out](ReadResult result) { out = std::move(result); });
-    return out;
-  }
+  ReadResult acquire(const ObjectKey& at) { return acquired(store_, at); }
 
   // The version that the bytes are, 0 when they are none of this key's.
   std::uint64_t version_of(const Key& target, const ReadPin& pin) {
@@ -214,6 +214,8 @@ class Worker {
     ReadResult read = acquire(target.key);
     if (!read.pin) {
       ++shared_.misses;
+      if (shared_.directory && read.status == Status::kAgainNoMemory)
+        return;  // on a disk, and nowhere to read it to
       if (read.status != Status::kMissNotFound && read.status != Status::kMissEvicted) {
         shared_.fail("a miss without a right reason");
       }
@@ -277,9 +279,9 @@ class Worker {
     }
     // The share of the leases may have covered only the first chunk.
     for (std::size_t part = 0; part < kParts; ++part) {
-      if (stored_[block * kParts + part].version != 0 && !acquire(key(block * kParts + part).key).pin) {
-        shared_.fail("a leased object is gone");
-      }
+      if (stored_[block * kParts + part].version == 0) continue;
+      const ReadResult read = acquire(key(block * kParts + part).key);
+      if (!read.pin && read.status != Status::kAgainNoMemory) shared_.fail("a leased object is gone");
     }
     if (one_in(2)) (void)store_.renew(result.lease_id, 60'000);
     if (one_in(2)) {
@@ -297,11 +299,22 @@ class Worker {
   std::vector<std::pair<const Key*, std::unique_ptr<ReadPin>>> pins_;
 };
 
-void run_recorder(std::uint64_t seed, std::uint64_t index_hash_mask) {
+void run_recorder(std::uint64_t seed, std::uint64_t index_hash_mask, bool with_disk = false) {
   Recorder shared;
   RamStoreOptions options;
   options.catalog.capacity_bytes = 12 * 1024 * 1024;
   options.catalog.index_hash_mask = index_hash_mask;
+  if (with_disk) {
+    shared.directory = std::make_unique<TempDirectory>();
+    shared.faults.delay_us = 50;
+    SlabStoreOptions directory;
+    directory.path = shared.directory->path();
+    directory.capacity_bytes = 16 * 1024 * 1024;
+    directory.wrap = [&shared](std::unique_ptr<Device> device, DeviceRole) -> std::unique_ptr<Device> {
+      return std::make_unique<FaultyDevice>(std::move(device), shared.faults);
+    };
+    options.disk.emplace().directories.push_back(std::move(directory));
+  }
   shared.store = std::make_unique<RamStore>(std::move(options));
   for (std::size_t owner = 0; owner < kThreads; ++owner) {
     const auto& space = shared.spaces.emplace_back("owner " + std::to_string(owner));
@@ -332,6 +345,7 @@ void run_recorder(std::uint64_t seed, std::uint64_t index_hash_mask) {
   CHECK(shared.failures == 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   shared.store->tick();
+  if (with_disk) (void)synced(*shared.store);
   CHECK(shared.store->violations(true) == std::vector<std::string>{});
   const auto stats = shared.store->stats();
   CHECK(stats.evicted_objects > 100);
@@ -341,9 +355,22 @@ void run_recorder(std::uint64_t seed, std::uint64_t index_hash_mask) {
   CHECK(shared.unexplained < shared.misses / 2);
   MESSAGE("hits " << shared.hits.load() << ", misses " << shared.misses.load() << ", evicted "
                   << stats.evicted_objects);
-  for (const TestNamespace& space : shared.spaces) shared.store->erase(space.id);
+  for (const TestNamespace& space : shared.spaces) (void)erased(*shared.store, space.id);
   CHECK(shared.store->stats().used_bytes == 0);
   CHECK(shared.store->stats().objects == 0);
+  if (!with_disk) return;
+  MESSAGE("disk: read " << stats.disk->reads << ", written " << stats.disk->writes << ", evicted "
+                        << stats.disk->evicted_objects << ", promoted " << stats.disk->promoted << ", joined "
+                        << stats.disk->joined_reads);
+  CHECK(stats.disk->evicted_objects > 100);
+  CHECK(stats.disk->promoted > 5);
+  CHECK(stats.disk->corrupt == 0);
+  // Of the largest ones, while leases hold what would have to go.
+  CHECK(stats.disk->lost_writes < stats.disk->writes / 50);
+  for (int i = 0; i < 500 && shared.store->stats().disk->used_bytes != 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  CHECK(shared.store->stats().disk->used_bytes == 0);
 }
 
 }  // namespace
@@ -352,6 +379,12 @@ TEST_CASE("every read is exactly right or a miss, whatever happens at the same t
   const std::uint64_t seed = std::random_device{}();
   MESSAGE("seed " << seed);
   run_recorder(seed, ~std::uint64_t{0});
+}
+
+TEST_CASE("the same with a disk behind it") {
+  const std::uint64_t seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  run_recorder(seed, ~std::uint64_t{0}, true);
 }
 
 TEST_CASE("also when the hashes of all keys collide") {

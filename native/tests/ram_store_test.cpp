@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "store_calls.h"
 #include "store_samples.h"
 #include "wire/checksum.h"
 
@@ -56,7 +57,7 @@ struct TestStore {
     if (!start.ticket) return start.status;
     const auto source = payload(at, bytes, version);
     std::ranges::copy(source, start.ticket->bytes().begin());
-    return start.ticket->commit(xxh3_64(source));
+    return committed(*start.ticket, xxh3_64(source));
   }
   ReadResult get(const ObjectKey& at) {
     ReadResult out;
@@ -103,7 +104,7 @@ TEST_CASE("the first complete write stands") {
   const auto key = t.key(1);
   auto slow = t.begin(key, 5000);
   CHECK(t.put(key, 4000, 1) == kOk);
-  CHECK(slow.ticket->commit(0) == Status::kAlready);
+  CHECK(committed(*slow.ticket, 0) == Status::kAlready);
   CHECK(t.put(key, 6000, 2) == Status::kAlready);
   CHECK(t.holds(key, 4000, 1));
   CHECK(t.store->stats().objects == 1);
@@ -133,8 +134,8 @@ TEST_CASE("removing what is pinned hides it at once and frees it with the last p
   auto second = t.get(t.key(1, 0));
   ObjectKey whole = t.key(1);
   whole.part = kAllParts;
-  CHECK(t.store->remove(whole) == kOk);
-  CHECK(t.store->remove(whole) == Status::kMissNotFound);
+  CHECK(removed(*t.store, whole) == kOk);
+  CHECK(removed(*t.store, whole) == Status::kMissNotFound);
   for (std::uint16_t stage = 0; stage < 3; ++stage) CHECK(t.miss(t.key(1, stage)) == Status::kMissNotFound);
   CHECK(t.store->stats().used_bytes == 8 * kKiB);
   CHECK(t.put(t.key(1, 0), 5000, 9) == kOk);
@@ -163,8 +164,8 @@ TEST_CASE("keys are told apart in full, however their hashes collide") {
     CHECK_FALSE(t.get({other.id, make_block(7), make_part(0)}).pin);
     CHECK(t.exists(0, 20, {make_part(0)}).prefix == 20);
     CHECK(t.exists(0, 20, {make_part(1)}).prefix == 0);
-    CHECK(t.store->remove(t.key(21)) != kOk);
-    CHECK(t.store->remove(t.key(5)) == kOk);
+    CHECK(removed(*t.store, t.key(21)) != kOk);
+    CHECK(removed(*t.store, t.key(5)) == kOk);
     for (std::uint64_t block = 0; block < 20; ++block) CHECK(t.holds(t.key(block), 5000) == (block != 5));
   }
 }
@@ -184,7 +185,7 @@ TEST_CASE("under pressure the chunk used longest ago goes, and the miss says so"
   CHECK(t.miss(t.key(2)) == Status::kMissEvicted);
   CHECK(t.miss(t.key(9999)) == Status::kMissNotFound);
   CHECK(t.put(t.key(2), kBytes) == kOk);  // stored again, then removed: not "evicted" any more
-  CHECK(t.store->remove(t.key(2)) == kOk);
+  CHECK(removed(*t.store, t.key(2)) == kOk);
   CHECK(t.miss(t.key(2)) == Status::kMissNotFound);
   CHECK(t.store->stats().evicted_bytes == t.store->stats().evicted_objects * kBytes);
 }
@@ -405,8 +406,8 @@ TEST_CASE("ERASE hides everything at once, and a PUT begun before it stays out")
   CHECK(t.put(kept, 4096) == kOk);
   auto filling = t.begin(t.key(1000), 4096);
   auto reader = t.get(t.key(5));
-  CHECK(t.store->erase(t.ns.id) == 600);
-  CHECK(filling.ticket->commit(0) == Status::kAgainBusy);
+  CHECK(erased(*t.store, t.ns.id).second == 600);
+  CHECK(committed(*filling.ticket, 0) == Status::kAgainBusy);
   CHECK(t.miss(t.key(1000)) == Status::kMissNotFound);
   CHECK(t.miss(t.key(5)) == Status::kMissNotFound);
   CHECK(t.exists(0, 600, {make_part(0)}).prefix == 0);
@@ -418,7 +419,7 @@ TEST_CASE("ERASE hides everything at once, and a PUT begun before it stays out")
   CHECK(t.store->stats().used_bytes == 4096);
   CHECK(t.put(t.key(5), 4096, 3) == kOk);
   CHECK(t.holds(t.key(5), 4096, 3));
-  CHECK(t.store->erase(TestNamespace("unknown").id) == 0);
+  CHECK(erased(*t.store, TestNamespace("unknown").id).second == 0);
 }
 
 TEST_CASE("a quarantined object is a miss") {

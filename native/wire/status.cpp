@@ -36,6 +36,8 @@ std::string_view status_name(Status status) {
       return "no_memory";
     case Status::kAgainDraining:
       return "draining";
+    case Status::kAgainDisk:
+      return "disk";
     case Status::kRefusedUnsupported:
       return "unsupported";
     case Status::kRefusedBadRequest:

@@ -34,7 +34,7 @@ def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.Co
 
 
 def test_every_command_is_known() -> None:
-    expected = "clients config doctor drain erase ls mds node ping plan ring rm serve stat top version"
+    expected = "clients config doctor drain erase inspect ls mds node ping plan ring rm scrub serve stat top version"
     assert expected.split() == COMMANDS
 
 
