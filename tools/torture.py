@@ -9,6 +9,7 @@ N seconds per fuzzer (default 60), N crashes (default 1000)
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path

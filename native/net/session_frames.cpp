@@ -71,7 +71,9 @@ bool Session::on_meta(const FrameHeader& header, Bytes meta) {
   if (header.opcode == raw(Opcode::kPut) && known != requests_.end()) {
     // The empty frame that ends a PUT whose last item did not.
     put_ = std::get_if<PutRequest>(&known->second);
-    if (put_ == nullptr || !header.end_of_request() || header.payload_bytes != 0) return protocol_fault();
+    if (put_ == nullptr || put_->ended || !header.end_of_request() || header.payload_bytes != 0) {
+      return protocol_fault();
+    }
     return true;
   }
   if (known != requests_.end()) return protocol_fault();

@@ -230,7 +230,9 @@ TEST_CASE("unknown and unbuilt operations are answered and the connection lives"
     CHECK(answer.header.flags == (kFlagReply | kFlagEndOfRequest | kFlagError));
     CHECK(answer.reply().status == Status::kRefusedUnsupported);
   };
-  for (const Opcode opcode : {Opcode::kSync, Opcode::kOpenRegion, Opcode::kPrefetch}) {
+  // Memory alone cannot make anything last.
+  CHECK(peer.call(Opcode::kSync).reply().status == Status::kRefusedUnsupported);
+  for (const Opcode opcode : {Opcode::kOpenRegion, Opcode::kPrefetch}) {
     check_unsupported(static_cast<std::uint8_t>(opcode));
   }
   check_unsupported(0);
