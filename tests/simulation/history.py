@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dfkv_core.membership.view import NodeEntry
 from tests.simulation.actors import ETCD_CALL_S, POLICY, POLL_S, SILENCE_S, TTL_S, Client, Node, Service
-from tests.simulation.checks import Checks
+from tests.simulation.checks import SAMPLE_S, Checks
 from tests.simulation.world import Etcd, Network, World
 
 FAULTS_S = 120.0
@@ -42,7 +42,7 @@ class History:
     def run(self) -> None:
         """Raises InvariantError."""
         world = self.world
-        for at in range(10, int(FAULTS_S + REST_S), 5):
+        for at in range(10, int(FAULTS_S + REST_S), SAMPLE_S):
             world.after(at, self.checks.steady)
         world.after(15, self.etcd.back_up)
         for _ in range(world.random.randint(1, 6)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,10 +24,8 @@ MOST_TO_FIND = 400
 
 @pytest.mark.slow
 def test_random_histories() -> None:
-    """Each run has other seeds; a failure names its own: History(SEED).run()."""
-    first = random.SystemRandom().randrange(1 << 40)
-    print(f"seeds from {first}")
-    views, failures = run(first, HISTORIES)
+    """The same histories every time; `make torture` draws others. A failure names its seed: History(SEED).run()."""
+    views, failures = run(0, HISTORIES)
     assert not failures, "\n".join(failures[:5])
     assert views > HISTORIES  # something did happen
 
