@@ -7,8 +7,6 @@ files it loaded; nobody types a hash or a geometry.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,31 +103,6 @@ def pool_descriptor(model: ModelIdentity, pool: PagePool) -> NamespaceDescriptor
         dcp_size=ranks.dcp_size,
         shard_scheme=ShardScheme.KV_HEADS if geometry.heads_outermost else ShardScheme.RANK,
     )
-
-
-class PendingIdentity:
-    """A model's identity while its files are being read, on a thread of its own. Any thread."""
-
-    def __init__(self, identify: Callable[[], ModelIdentity]) -> None:
-        self._identify = identify
-        self._done = threading.Event()
-        self._identity: ModelIdentity | None = None
-        self.error = ""
-        """Once done: why there is no identity."""
-        threading.Thread(target=self._run, name="dfkv-identity", daemon=True).start()
-
-    def wait(self, timeout_s: float) -> ModelIdentity | None:
-        """None: not known yet, or `error` says why it never will be."""
-        self._done.wait(max(0.0, timeout_s))
-        return self._identity
-
-    def _run(self) -> None:
-        try:
-            self._identity = self._identify()
-        except Exception as error:
-            self.error = str(error) or type(error).__name__
-        finally:
-            self._done.set()
 
 
 def _directory(facts: EngineFacts, config: SglangConnectorConfig) -> Path | None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dfkv_connectors.pending import Pending
 from dfkv_core import _native
 from dfkv_core.client import Client
 from dfkv_core.config import SglangConnectorConfig
@@ -20,7 +21,7 @@ from dfkv_core.keys import BLOCK_ID_BYTES, Status
 from dfkv_core.namespace import HashAlgorithm, field_names
 
 from . import hits
-from .identity import ModelIdentity, PendingIdentity, identify_model, pool_descriptor
+from .identity import ModelIdentity, identify_model, pool_descriptor
 from .leases import LeaseBook
 from .pools import Geometry, PagePool, PoolError, Ranks, tensor_segments
 from .stats import Counters
@@ -40,7 +41,7 @@ class Sharing:
         self,
         client: Client,
         config: SglangConnectorConfig,
-        identity: PendingIdentity,
+        identity: Pending[ModelIdentity],
         counters: Counters,
         label: str,
     ) -> None:
@@ -60,7 +61,7 @@ class Sharing:
     def open(cls, config: SglangConnectorConfig, ranks: Ranks, counters: Counters, label: str) -> Sharing:
         """With a client of its own. Call it before the engine serves anything: an update of weights must not go unseen."""
         watched = watch()
-        identity = PendingIdentity(lambda: identify_model(config, watched=watched))
+        identity = Pending(lambda: identify_model(config, watched=watched))
         client = Client.open(config, name=f"{config.effective_name()[:110]}/tp{ranks.tp_rank}")
         return cls(client, config, identity, counters, label[:256])
 

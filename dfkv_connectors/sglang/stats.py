@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from dfkv_connectors import counters
+from dfkv_connectors.counters import Family
 
 try:
     from sglang.srt.observability.metrics_collector import StorageMetrics
@@ -13,11 +14,6 @@ except ImportError:  # the counters are described, and their page is made, witho
     StorageMetrics = None
 
 MOST_SAMPLES = 1024  # kept for SGLang between two polls
-
-
-class Family(NamedTuple):
-    labels: tuple[str, ...]
-    help: str
 
 
 # Every counter there is; on the endpoint their names begin with "sglang:dfkv_" and end with "_total".
@@ -31,29 +27,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-class Counters:
+class Counters(counters.Counters):
     """Sums of one backend. Any thread. exported: also to Prometheus, where SGLang serves metrics."""
 
     def __init__(self, *, exported: bool, ranks: Mapping[str, int]) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[tuple[str, ...], float] = {}
-        self._exported = _exported(tuple(ranks)) if exported else {}
-        self._ranks = tuple(str(rank) for rank in ranks.values())
+        super().__init__(FAMILIES, prefix="sglang:dfkv_" if exported else "", constant=ranks)
         self._samples: Any = None
-
-    def add(self, family: str, amount: float, *labels: str) -> None:
-        if not amount:
-            return
-        with self._lock:
-            key = (family, *labels)
-            self._sums[key] = self._sums.get(key, 0) + amount
-        if (counter := self._exported.get(family)) is not None:
-            counter.labels(*labels, *self._ranks).inc(amount)
-
-    def total(self, family: str, *labels: str) -> float:
-        """The sum of a family over the labels that are not given."""
-        with self._lock:
-            return sum(value for key, value in self._sums.items() if key[: 1 + len(labels)] == (family, *labels))
 
     def sample(self, operation: str, pages: int, payload_bytes: int, seconds: float) -> None:
         """One batch, for SGLang's histograms: load is its prefetch, save its backup."""
@@ -75,15 +54,3 @@ class Counters:
         with self._lock:
             samples, self._samples = self._samples, None
         return samples
-
-
-@functools.cache
-def _exported(rank_labels: tuple[str, ...]) -> dict[str, Any]:
-    """Prometheus counters exist once in a process, however often a backend is attached."""
-    # SGLang chooses the form of its metrics before anything may import this.
-    from prometheus_client import Counter
-
-    return {
-        name: Counter(f"sglang:dfkv_{name}", family.help, labelnames=(*family.labels, *rank_labels))
-        for name, family in FAMILIES.items()
-    }

@@ -142,6 +142,16 @@ class ServerProcess:
         self.stop()
 
 
+def run_to_end(command: Sequence[str], env: Mapping[str, str], cwd: Path, deadline_s: float) -> str:
+    """Runs a command that ends by itself; returns what it printed. Raises AssertionError with the end of it, TimeoutExpired."""
+    done = subprocess.run(
+        command, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=deadline_s, check=False
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, f"{' '.join(command)[:200]} ended with {done.returncode}\n{output[-6000:]}"
+    return output
+
+
 def free_port() -> int:
     """A TCP port on loopback that nobody has: below those that the kernel gives to outgoing connections, any of which could
     otherwise take it before the server that it is meant for."""

@@ -13,9 +13,10 @@ import pytest
 
 from dfkv_connectors import sglang
 from dfkv_connectors.model_files import IdentityError
+from dfkv_connectors.pending import Pending
 from dfkv_connectors.sglang import weights_watch
 from dfkv_connectors.sglang.engine import EngineFacts
-from dfkv_connectors.sglang.identity import ModelIdentity, PendingIdentity, model_identity, pool_descriptor
+from dfkv_connectors.sglang.identity import ModelIdentity, model_identity, pool_descriptor
 from dfkv_connectors.sglang.leases import MOST, LeaseBook
 from dfkv_connectors.sglang.pools import Geometry, PagePool, Ranks
 from dfkv_core.config import SglangConnectorConfig
@@ -164,7 +165,7 @@ def test_ranks_read_what_the_version_offers() -> None:
 
 
 def test_identity_is_waited_for_no_longer_than_asked() -> None:
-    pending = PendingIdentity(_raise(IdentityError("set weights_id")))
+    pending = Pending(_raise(IdentityError("set weights_id")))
     assert pending.wait(5) is None
     assert pending.error == "set weights_id"
 

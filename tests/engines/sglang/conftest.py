@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engines.process import run_to_end
 from tests.engines.setup_engine import EngineEnv, ensure_engine
 from tests.engines.sglang.server import SHIM
 from tests.engines.tiny_model import TINY, ensure_model
@@ -53,11 +53,6 @@ def run_inside(sglang_env: EngineEnv, sglang_node: DfkvServe, logs: Path) -> Cal
             **(env or {}),
         }
         command = [str(sglang_env.python), str(INSIDE / script), *arguments]
-        done = subprocess.run(
-            command, cwd=logs, env=environment, capture_output=True, text=True, timeout=INSIDE_DEADLINE_S, check=False
-        )
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, f"{script} ended with {done.returncode}\n{output[-6000:]}"
-        return output
+        return run_to_end(command, environment, logs, INSIDE_DEADLINE_S)
 
     return run
