@@ -353,6 +353,13 @@ class Client:
         await self._completions.wait(started.operation)
         return started.make(started.operation)
 
+    def future_of(self, operation: _native.Operation, make: Callable[[_native.Operation], T]) -> OperationFuture[T]:
+        """A future of an operation of `native`. `make` runs on the client's dispatching thread and must not block.
+
+        Whoever packed the batch keeps its buffers alive until then."""
+        self._check_open()
+        return self._completions.future(operation, make)
+
     def _future(self, started: _Started[T]) -> OperationFuture[T]:
         kept = started
 

@@ -336,12 +336,34 @@ class SglangConnectorConfig(EngineConfig):
     )
 
 
+class LmcacheConnectorConfig(EngineConfig):
+    """The L2 adapter of LMCache's server: every client key (from [client] or [lmcache]) and its own.
+
+    LMCache knows a model by its name alone: what its weights are is found on this machine, or weights_id says it.
+    """
+
+    sections: ClassVar[tuple[str, ...]] = ("client", "lmcache")
+
+    lease_ms: Count = Field(
+        30000,
+        ge=1000,
+        le=60000,
+        description="Longest time that what a lookup locked is kept from eviction, where nobody unlocks it.",
+    )
+    kv_cache_dtype: str = Field(
+        "",
+        max_length=64,
+        description="The engines' kv_cache_dtype. Needed where KV is kept in 8 bits, of which LMCache only tells the size.",
+    )
+
+
 RECORDS: dict[str, type[Record]] = {
     "node": NodeConfig,
     "mds": MdsConfig,
     "client": ClientConfig,
     "vllm": VllmConnectorConfig,
     "sglang": SglangConnectorConfig,
+    "lmcache": LmcacheConnectorConfig,
 }
 R = TypeVar("R", bound=Record)
 

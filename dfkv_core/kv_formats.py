@@ -41,6 +41,9 @@ KV_FORMATS: Final[Mapping[int, KvFormat]] = MappingProxyType(
             KvFormat(1, "dfkv", "synthetic", (0, 0), None, "pages of dfkv's own benchmarks and tests"),
             KvFormat(2, "vllm", "cpu", (0, 32), (0, 33), "(heads, tokens, K and V); packing depends on the ISA"),
             KvFormat(3, "sglang", "host", (0, 5), (0, 6), "pages of HiCache's host pools; the page format says which"),
+            KvFormat(
+                4, "lmcache", "mp", (0, 5), (0, 6), "objects of its multiprocess server; the page format says which"
+            ),
         )
     }
 )

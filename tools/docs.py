@@ -6,9 +6,12 @@ usage: python -m tools.docs          (a test checks that the committed pages are
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dfkv_connectors.counters import Family
+from dfkv_connectors.lmcache.stats import FAMILIES as LMCACHE_FAMILIES
 from dfkv_connectors.sglang.stats import FAMILIES as SGLANG_FAMILIES
 from dfkv_core.config import RECORDS, ClientConfig, Record
 from dfkv_core.config_values import display
@@ -29,7 +32,7 @@ Sources, weakest first:
    `DFKV_CONFIG` replaces both.
 2. The environment: `DFKV_SECTION__KEY`, for example `DFKV_NODE__RAM_BYTES=64GiB`. Lists are separated by commas.
 3. Flags of the command, or the engine's extra configuration (`kv_connector_extra_config` of vLLM,
-   `--hicache-storage-backend-extra-config` of SGLang).
+   `--hicache-storage-backend-extra-config` of SGLang, `adapter_params` of LMCache's `--l2-adapter`).
 
 Sizes are numbers of bytes or texts such as `"4GiB"`, `"512MB"`, `"64k"`. Times are in the unit that ends the key's name.
 
@@ -74,6 +77,12 @@ On SGLang's own `/metrics`, where it runs with `--enable-metrics`: `sglang:dfkv_
 `tp_rank` and `pp_rank`. The connector feeds SGLang's histograms of prefetched and backed up pages too.
 """
 
+METRICS_LMCACHE = """
+## The LMCache adapter
+
+On `/metrics` of LMCache's HTTP port: `lmcache:dfkv_`, the key below and `_total`. A key of LMCache is one chunk of one rank.
+"""
+
 
 def configuration_page() -> str:
     parts = [CONFIGURATION_HEAD]
@@ -96,17 +105,23 @@ def metrics_page() -> str:
         f"| `{key}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.help} |\n"
         for key, spec in NODE_FAMILIES.items()
     ]
-    sglang = [
-        f"| `{key}` | {', '.join(f'`{label}`' for label in family.labels)} | {family.help} |\n"
-        for key, family in SGLANG_FAMILIES.items()
-    ]
     return "".join(
         [
             *(METRICS_HEAD, "\n| key | kind | meaning |\n| --- | --- | --- |\n", *rows),
             *(METRICS_FAMILIES, "\n| key | labels | meaning |\n| --- | --- | --- |\n", *families),
-            *(METRICS_SGLANG, "\n| key | labels | meaning |\n| --- | --- | --- |\n", *sglang),
+            *(METRICS_SGLANG, *_family_table(SGLANG_FAMILIES)),
+            *(METRICS_LMCACHE, *_family_table(LMCACHE_FAMILIES)),
         ]
     )
+
+
+def _family_table(families: Mapping[str, Family]) -> list[str]:
+    """Of a connector's counters."""
+    rows = [
+        f"| `{key}` | {', '.join(f'`{label}`' for label in family.labels)} | {family.help} |\n"
+        for key, family in families.items()
+    ]
+    return ["\n| key | labels | meaning |\n| --- | --- | --- |\n", *rows]
 
 
 def _first_paragraph(record: type[Record]) -> str:

@@ -52,7 +52,7 @@ def engine_setup() -> Iterator[None]:
     log.parent.mkdir(exist_ok=True)
     with log.open("wb") as output:
         setup = subprocess.Popen(
-            [sys.executable, "tests/engines/setup_engine.py", "vllm_cpu", "sglang_cpu"],
+            [sys.executable, "tests/engines/setup_engine.py", "vllm_cpu", "sglang_cpu", "lmcache_cpu"],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,
