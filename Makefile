@@ -68,7 +68,7 @@ torture: build $(STAMPS)/tools
 	@$(PYTHON) -m tools.torture --seconds $(FUZZ_SECONDS)
 
 bench: build
-	@$(PYTHON) -m tools.bench
+	@$(BIN)/python -m dfkv_core.cli bench
 
 bench-engine: build
 	@$(PYTHON) -m demo.bench_engine

@@ -1,8 +1,7 @@
-"""`dfkv bench`: what the storage of this machine gives, next to its ceiling."""
+"""`dfkv bench recover` and `dfkv bench store`: what the storage of this machine gives, next to its ceiling."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -16,9 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
+from dfkv_core.bounded import parse_json
+from dfkv_core.cli.bench_wire import wire
 from dfkv_core.cli.output import CommandError, JsonOption, print_json, print_table
 
-app = typer.Typer(help="Measure the storage of this machine.", no_args_is_help=True)
+app = typer.Typer()
+app.callback(invoke_without_command=True)(wire)
 DirectoryOption = Annotated[
     Path | None, typer.Option("--dir", metavar="DIR", help="Where to measure (default: the temporary directory).")
 ]
@@ -149,7 +151,7 @@ def _fio(file: Path, size_bytes: int, total_bytes: int, depth: int, kind: str) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=FIO_DEADLINE_S, check=False)
     if done.returncode:
         raise CommandError(f"fio ended with {done.returncode}: {done.stderr.strip()}", "is there room in --dir?")
-    job = json.loads(done.stdout)["jobs"][0]["read" if kind == "randread" else "write"]
+    job = parse_json(done.stdout)["jobs"][0]["read" if kind == "randread" else "write"]
     times = job["clat_ns"]["percentile"]
     return {
         "gb_per_s": job["bw_bytes"] / 1e9,
@@ -168,7 +170,7 @@ def _in_process(function: str, folder: Path, objects: int, object_bytes: int) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=FILL_DEADLINE_S, check=False)
     if done.returncode:
         raise CommandError(f"{function} failed: {done.stderr.strip().splitlines()[-1:]}", "is there room in --dir?")
-    return json.loads(done.stdout)
+    return parse_json(done.stdout)
 
 
 def _drop_from_page_cache(file: Path) -> None:

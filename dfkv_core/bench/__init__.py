@@ -1,0 +1,1 @@
+"""What `dfkv bench` measures on the wire: put, get and exists, each next to the ceiling of this machine in the same run."""
