@@ -26,7 +26,7 @@ enum class Status : std::uint16_t {
   kAgainBusy = 200,      // too many requests in flight
   kAgainNoMemory = 201,  // no slot can be freed now (all pinned or filling)
   kAgainDraining = 202,
-  kAgainDisk = 203,      // the disk that holds it, or should, fails or is full
+  kAgainDisk = 203,  // the disk that holds it, or should, fails or is full
   // 300+: refused; the same request fails again.
   kRefusedUnsupported = 300,
   kRefusedBadRequest = 301,
