@@ -108,10 +108,15 @@ bool RamStore::acquire_cold(std::unique_lock<std::mutex>& lock, NamespaceRegistr
     if (known->loading || loaded) {
       known->again = true;
       ++joined_reads_;
-      if (known->loading) known->waiters.push_back(std::move(done));
+      if (!loaded) {
+        known->waiters.push_back(std::move(done));
+        lock.unlock();
+        disk_->unpin(*ref);
+        return true;
+      }
       lock.unlock();
       disk_->unpin(*ref);
-      if (loaded) done({Status::kOk, std::make_unique<ColdPin>(std::move(loaded))});
+      done({Status::kOk, std::make_unique<ColdPin>(std::move(loaded))});
       return true;
     }
   }
