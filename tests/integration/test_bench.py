@@ -13,6 +13,8 @@ from dfkv_core.bench.nodes import LocalNodes, NodeStartError
 from dfkv_core.bench.workload import Batch
 from tests.integration.serve_process import dfkv
 
+pytestmark = pytest.mark.slow
+
 SMALL = wire.Plan(sizes_bytes=(64 << 10,), batch=4, threads=(1, 2), nodes=(1, 2), repeats=1)
 
 

@@ -21,6 +21,8 @@ from dfkv_core.memory import pack_segments, segments_of
 from tests.integration.serve_process import ServeProcess, serving
 from tests.integration.test_client_faults import run_script
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_MS = 10_000.0
 DESCRIPTOR = struct.pack("<HI", 1, 6) + b"client"
 CANCELLED = 100_000

@@ -20,6 +20,8 @@ from dfkv_core.client import Client, Item
 from dfkv_core.keys import Status
 from tests.integration.serve_process import ServeProcess, clean_environ, serving
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_MS = 10_000.0
 # What a busy machine may add to a deadline before a test calls it late.
 LATE_S = 0.5

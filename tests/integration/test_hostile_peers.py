@@ -25,6 +25,8 @@ from tests.integration import hostile
 from tests.integration.serve_process import ServeProcess, clean_environ, serving
 from tests.reference.frames import OPCODES, Frame, encode, header, item_table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_MS = 10_000.0
 DESCRIPTOR = struct.pack("<HI", 1, 6) + b"victim"

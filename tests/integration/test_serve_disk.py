@@ -15,6 +15,8 @@ from dfkv_core.client import Client, Item
 from dfkv_core.metrics_table import is_described
 from tests.integration.serve_process import ServeProcess, dfkv, serving
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_MS = 10_000.0
 DESCRIPTOR = struct.pack("<HI", 1, 4) + b"disk"
 CAPACITY = "64MiB"

@@ -15,6 +15,8 @@ from tests.integration.funnel_oracle import FunnelOracle
 from tests.integration.toy_engine import BLOCK_TOKENS, CHUNK_BLOCKS, ToyEngine, ToyRequest
 from tests.integration.toy_world import CHUNK_TOKENS, NodeProcess, check_at_rest, engine_for, node_stats, run_until_idle
 
+pytestmark = pytest.mark.slow
+
 # Long enough that only what the proxy holds back is late, also on a busy machine.
 DEADLINE_MS = 1500
 FAMILIES = ("tokens:", "lookups:", "lookup_round_trips", "load_objects:")

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from dfkv_connectors.vllm.requests import Phase
 from tests.integration.fault_proxy import FaultProxy, Odds
 from tests.integration.toy_engine import ToyEngine, ToyRequest
@@ -21,6 +23,8 @@ from tests.integration.toy_world import (
     make_request,
     run_until_idle,
 )
+
+pytestmark = pytest.mark.slow
 
 REQUESTS = 1000
 PAGES = 40
