@@ -83,6 +83,9 @@ install_tools() {
   need libxxhash-dev header_exists xxhash.h
   need binutils command_exists readelf
   need etcd-server command_exists etcd
+  need iperf3 command_exists iperf3
+  # SGLang compiles its page hashing on first use.
+  need libssl-dev header_exists openssl/evp.h
   install_missing
 }
 
