@@ -96,8 +96,13 @@ class FaultProxy:
     What it notes may be read once nothing is in flight.
     """
 
-    def __init__(self, seed: int, odds: Odds | None = None) -> None:
+    def __init__(self, seed: int, odds: Odds | None = None, *, segment_bytes: int = 0) -> None:
+        """segment_bytes: of TCP, from the client. The kernel's buffers grow with it: with small ones even small transfers
+        stay in the client's memory while they are held."""
         self.odds = odds or Odds()
+        self.puts_pass = threading.Event()  # cleared: saves wait, unread
+        self.puts_pass.set()
+        self._segment_bytes = segment_bytes
         self.node_port = 0
         self.lookups: dict[bytes, list[LookupSeen]] = {}  # by the last chunk asked for
         self.objects: Counter[str] = Counter()  # of reads: status as the client must see it
@@ -120,6 +125,8 @@ class FaultProxy:
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
         # Little is on its way at a time, so that a pause is felt at the other end.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        if self._segment_bytes:
+            self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment_bytes)
         self.port = self._listener.getsockname()[1]
         self._spawn(self._accept, self._listener)
 
@@ -136,6 +143,7 @@ class FaultProxy:
             connection.close()
 
     def close(self) -> None:
+        self.puts_pass.set()
         self.down()
         for thread in self._threads:
             thread.join(10)
@@ -180,6 +188,8 @@ class FaultProxy:
             while True:
                 head = _read(source, HEADER_BYTES)
                 fields = decode_header(head)
+                if upwards and fields["opcode"] == OPCODES["PUT"]:
+                    self.puts_pass.wait()
                 body = _read(source, fields["meta_bytes"] + fields["payload_bytes"])
                 frame = Frame(fields["opcode"], fields["flags"], fields["request_id"], fields["item"])
                 frame.raw_meta, frame.payload = body[: fields["meta_bytes"]], body[fields["meta_bytes"] :]
