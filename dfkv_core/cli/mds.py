@@ -6,11 +6,15 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfkv_core.cli.node_options import (
+    HostOption,
+    InsecureOption,
+    SecretFileOption,
+)
 from dfkv_core.cli.output import CommandError, ConfigFileOption, JsonOption, print_json
 from dfkv_core.cli.serve import STOP_SIGNALS, seconds_since_process_start
 
@@ -24,14 +28,10 @@ def mds(
         typer.Option("--etcd", metavar="HOST:PORT", help="A member of the etcd cluster; may be repeated."),
     ] = None,
     group: Annotated[str | None, typer.Option(help="Group of nodes to keep (default: default).")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
+    host: HostOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (default 7441; 0 takes a free one).")] = None,
-    secret_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Shared secret; needed unless on loopback.")
-    ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Allow a non-loopback address without a secret.")
-    ] = None,
+    secret_file: SecretFileOption = None,
+    insecure: InsecureOption = None,
     ttl: Annotated[
         int | None, typer.Option(metavar="SECONDS", help="A silent node is gone after this (default 30).")
     ] = None,

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dfkv_core.cli.node_options import (
+    CapacityOption,
+    DirectoriesOption,
+    HostOption,
+    InsecureOption,
+    MetricsPortOption,
+    NodeIdOption,
+    PortOption,
+    RamOption,
+    SecretFileOption,
+    ThreadsOption,
+)
 from dfkv_core.cli.output import ConfigFileOption, JsonOption
-from dfkv_core.cli.serve import CapacityOption, DirectoryOption, disk_flags, run_node
+from dfkv_core.cli.serve import disk_flags, run_node
 
 
 def node(
@@ -17,28 +28,24 @@ def node(
         typer.Option("--mds", metavar="HOST:PORT", help="A membership service (`dfkv mds`); may be repeated."),
     ] = None,
     group: Annotated[str | None, typer.Option(help="Group of nodes to join (default: default).")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on (default 7440; 0 takes a free one).")] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     advertise: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Address that others are told (default: the one listened on)."),
     ] = None,
-    ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for cached KV (default 4GiB).")] = None,
-    directory: DirectoryOption = None,
+    ram: RamOption = None,
+    directory: DirectoriesOption = None,
     capacity: CapacityOption = None,
     weight: Annotated[
         int | None, typer.Option(help="Share of the keys, relative to other nodes' (default 100).")
     ] = None,
     zone: Annotated[str | None, typer.Option(help="Where the node is, shown by `dfkv ring`.")] = None,
-    node_id: Annotated[str | None, typer.Option(help="Stable name of this node (default: host name and port).")] = None,
-    secret_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Shared secret; needed unless on loopback.")
-    ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Allow a non-loopback address without a secret.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Reactor threads (default 2).")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this loopback port.")] = None,
+    node_id: NodeIdOption = None,
+    secret_file: SecretFileOption = None,
+    insecure: InsecureOption = None,
+    threads: ThreadsOption = None,
+    metrics_port: MetricsPortOption = None,
     config: ConfigFileOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,10 +7,22 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dfkv_core.cli.node_options import (
+    CapacityOption,
+    DirectoriesOption,
+    HostOption,
+    InsecureOption,
+    MetricsPortOption,
+    NodeIdOption,
+    PortOption,
+    RamOption,
+    SecretFileOption,
+    ThreadsOption,
+)
 from dfkv_core.cli.output import ConfigFileOption, JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -18,11 +30,6 @@ if TYPE_CHECKING:
     from dfkv_core.node import CacheNode
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DirectoryOption = Annotated[
-    list[Path] | None,
-    typer.Option("--dir", metavar="DIR", help="Directory for cached KV on disk; may be given several times."),
-]
-CapacityOption = Annotated[str | None, typer.Option(metavar="SIZE", help="Space that each directory takes.")]
 
 
 def disk_flags(directories: list[Path] | None, capacity: str | None) -> dict[str, Any]:
@@ -31,20 +38,16 @@ def disk_flags(directories: list[Path] | None, capacity: str | None) -> dict[str
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on (default 7440; 0 takes a free one).")] = None,
-    ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for cached KV (default 4GiB).")] = None,
-    directory: DirectoryOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    ram: RamOption = None,
+    directory: DirectoriesOption = None,
     capacity: CapacityOption = None,
-    node_id: Annotated[str | None, typer.Option(help="Stable name of this node (default: host name and port).")] = None,
-    secret_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Shared secret; needed unless on loopback.")
-    ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Allow a non-loopback address without a secret.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Reactor threads (default 2).")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this loopback port.")] = None,
+    node_id: NodeIdOption = None,
+    secret_file: SecretFileOption = None,
+    insecure: InsecureOption = None,
+    threads: ThreadsOption = None,
+    metrics_port: MetricsPortOption = None,
     config: ConfigFileOption = None,
     as_json: JsonOption = False,
 ) -> None:

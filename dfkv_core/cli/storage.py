@@ -28,6 +28,7 @@ def inspect(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     from dfkv_core import _native
     from dfkv_core.config_values import format_size
 
+    _expect_store(directory)
     try:
         found = _native.inspect_directory(str(directory))
     except ValueError as error:
@@ -82,6 +83,7 @@ def scrub(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     from dfkv_core import _native
     from dfkv_core.config_values import format_size
 
+    _expect_store(directory)
     started = time.monotonic()
 
     def progress(state: dict[str, Any]) -> None:
@@ -108,6 +110,11 @@ def scrub(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
 
 
 _REPORTED = ("objects", "corrupt", "unreadable", "faulty")
+
+
+def _expect_store(directory: Path) -> None:
+    if not (directory / "slots.tbl").is_file():
+        raise CommandError(f"{directory} holds no store: no slots.tbl is in it", "give what a node was given as --dir")
 
 
 def _unusable(error: ValueError) -> CommandError:

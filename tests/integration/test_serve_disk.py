@@ -128,6 +128,13 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "node_id" in unnamed.stderr
 
 
+@pytest.mark.parametrize("command", ["inspect", "scrub"])
+def test_a_directory_without_a_store_is_said(tmp_path: Path, command: str) -> None:
+    done = dfkv(command, str(tmp_path / "elsewhere"))
+    assert done.returncode == 1
+    assert "holds no store" in done.stderr
+
+
 def test_inspect_and_scrub(tmp_path: Path, objects: dict[bytes, bytes]) -> None:
     home = tmp_path / "a"
     with serving(tmp_path / "1.log", *arguments(home)) as server, Client.open([server.address]) as client:
