@@ -129,11 +129,7 @@ class EngineClient:
         return [int(token) for token in json.loads(answer)["tokens"]]
 
     def healthy(self) -> bool:
-        try:
-            self._call("GET", "/health", timeout_s=5.0)
-        except (HttpError, OSError, http.client.HTTPException):
-            return False
-        return True
+        return answers(self._port, "/health")
 
     def metrics(self) -> Metrics:
         return scrape(self._port)
@@ -178,6 +174,15 @@ def call(
         return content
     finally:
         connection.close()
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a server on loopback answers a GET of `path` with 200."""
+    try:
+        call(port, "GET", path, timeout_s=5.0)
+    except (HttpError, OSError, http.client.HTTPException):
+        return False
+    return True
 
 
 def scrape(port: int) -> Metrics:

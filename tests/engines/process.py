@@ -1,5 +1,6 @@
 """Server processes for tests and demonstrations: started under a guard, waited for with a deadline, always ended."""
 
+import abc
 import contextlib
 import os
 import random
@@ -17,6 +18,7 @@ from .guard import descendants
 
 GUARD = Path(__file__).resolve().with_name("guard.py")
 Server = TypeVar("Server", bound="ServerProcess")
+Startable = TypeVar("Startable", bound="StartableServer")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -140,6 +142,27 @@ class ServerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class StartableServer(ServerProcess, abc.ABC):
+    """A server that knows how it is started and when it is ready: within its context it is."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Launches it without waiting."""
+
+    @abc.abstractmethod
+    def wait_ready(self) -> float:
+        """Waits until it answers; returns the seconds since launch. Raises ServerError."""
+
+    def __enter__(self: Startable) -> Startable:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
 
 
 def run_to_end(command: Sequence[str], env: Mapping[str, str], cwd: Path, deadline_s: float) -> str:

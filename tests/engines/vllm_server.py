@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .http_client import EngineClient, Metrics, scrape
-from .process import ServerProcess, free_port
+from .process import StartableServer, free_port
 from .setup_engine import EngineEnv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def connector_config(
     return config
 
 
-class VllmServer(ServerProcess):
+class VllmServer(StartableServer):
     """One engine. Not thread-safe, but several may be started in turn and waited for together."""
 
     def __init__(self, engine: EngineEnv, options: VllmOptions, log: Path, *, name: str = "vllm") -> None:
@@ -117,17 +117,8 @@ class VllmServer(ServerProcess):
         time.sleep(seconds)
         return (self.cpu_s() - before) / seconds
 
-    def __enter__(self) -> "VllmServer":
-        try:
-            self.start()
-            self.wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
-
-class DfkvServe(ServerProcess):
+class DfkvServe(StartableServer):
     """``dfkv serve``: one cache node with its embedded membership, on loopback."""
 
     def __init__(
@@ -180,15 +171,6 @@ class DfkvServe(ServerProcess):
             if now > until:
                 raise TimeoutError(f"{self.name} was still being written to after {deadline_s:.0f} s")
             time.sleep(0.1)
-
-    def __enter__(self) -> "DfkvServe":
-        try:
-            self.start()
-            self.wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
 
 def accepts(port: int) -> bool:

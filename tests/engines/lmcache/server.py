@@ -1,6 +1,5 @@
 """A real LMCache server on the CPU, as a context manager, and its own client that checks what it restores."""
 
-import http.client
 import json
 import os
 import re
@@ -8,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.engines.http_client import HttpError, Metrics, call, scrape
-from tests.engines.process import ServerProcess, free_port, run_to_end
+from tests.engines.http_client import Metrics, answers, call, scrape
+from tests.engines.process import StartableServer, free_port, run_to_end
 from tests.engines.setup_engine import EngineEnv
 from tests.engines.vllm_server import SITE
 
@@ -38,7 +37,7 @@ def l2_adapter(port: int, **params: Any) -> str:
     )
 
 
-class LmcacheServer(ServerProcess):
+class LmcacheServer(StartableServer):
     """One ``lmcache server`` with dfkv as its L2. Not thread-safe."""
 
     def __init__(self, engine: EngineEnv, node_port: int, log: Path, params: Mapping[str, Any] | None = None) -> None:
@@ -59,7 +58,7 @@ class LmcacheServer(ServerProcess):
         self.launch(command, environment(), self.log.parent)
 
     def wait_ready(self, deadline_s: float = START_DEADLINE_S) -> float:
-        return self.wait_until(self._healthy, deadline_s)
+        return self.wait_until(lambda: answers(self.http_port, "/healthcheck"), deadline_s)
 
     def metrics(self) -> Metrics:
         return scrape(self.http_port)
@@ -88,19 +87,3 @@ class LmcacheServer(ServerProcess):
             checksums.setdefault(int(number), []).append(checksum)
         assert len(checksums) == requests, output[-4000:]
         return checksums
-
-    def _healthy(self) -> bool:
-        try:
-            call(self.http_port, "GET", "/healthcheck", timeout_s=5.0)
-        except (HttpError, OSError, http.client.HTTPException):
-            return False
-        return True
-
-    def __enter__(self) -> "LmcacheServer":
-        try:
-            self.start()
-            self.wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self

@@ -1,6 +1,5 @@
 """A real SGLang server on the CPU, as a context manager, and what the tests ask it."""
 
-import http.client
 import json
 import os
 import random
@@ -12,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.engines.http_client import HttpError, Metrics, call, scrape
-from tests.engines.process import ServerProcess, free_port
+from tests.engines.http_client import Metrics, answers, call, scrape
+from tests.engines.process import StartableServer, free_port
 from tests.engines.setup_engine import EngineEnv
 from tests.engines.vllm_server import SITE, cpu_binding
 
@@ -59,7 +58,7 @@ class Answer:
     seconds: float
 
 
-class SglangServer(ServerProcess):
+class SglangServer(StartableServer):
     """One engine. Not thread-safe."""
 
     def __init__(self, engine: EngineEnv, options: SglangOptions, log: Path, *, name: str = "sglang") -> None:
@@ -107,7 +106,7 @@ class SglangServer(ServerProcess):
 
     def wait_ready(self, deadline_s: float = START_DEADLINE_S) -> float:
         """Waits until the engine answers. Returns the seconds since launch. Raises ServerError with the end of its log."""
-        return self.wait_until(self._healthy, deadline_s)
+        return self.wait_until(lambda: answers(self.port, "/health"), deadline_s)
 
     def stop(self) -> None:
         super().stop()
@@ -164,22 +163,6 @@ class SglangServer(ServerProcess):
     def counted(self, family: str, **labels: str) -> float:
         """One of the connector's counters, summed over ranks."""
         return self.metrics().total(f"sglang:dfkv_{family}_total", **labels)
-
-    def _healthy(self) -> bool:
-        try:
-            call(self.port, "GET", "/health", timeout_s=5.0)
-        except (HttpError, OSError, http.client.HTTPException):
-            return False
-        return True
-
-    def __enter__(self) -> "SglangServer":
-        try:
-            self.start()
-            self.wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
 
 def prompt(name: str, tokens: int) -> list[int]:
