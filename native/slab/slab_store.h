@@ -182,7 +182,7 @@ class SlabStore {
   static constexpr std::uint32_t kUselessOwner = ~std::uint32_t{2};
   enum SlabReady : std::uint8_t { kUnready = 0, kReady = 1, kBroken = 2 };
 
-  // ---- numbers (slab_store.cpp)
+  // ---- numbers and names (slab_store.cpp, slab_spaces.cpp)
   [[nodiscard]] static std::uint64_t record_at(SlotNumber slot) {
     return kSlotTableHeaderBytes + std::uint64_t{slot} * kSlotRecordBytes;
   }
@@ -217,7 +217,7 @@ class SlabStore {
   [[nodiscard]] bool evictable(SlotRef ref) const;
   [[nodiscard]] std::uint64_t random();
 
-  // ---- I/O (slab_store.cpp)
+  // ---- I/O (slab_store.cpp, slab_write.cpp, slab_read.cpp)
   [[nodiscard]] Status take_slot(Lock& lock, std::size_t size_class, std::uint32_t owner, SlotNumber& out);
   void bind_slab(Lock& lock, std::uint32_t slab, std::size_t size_class);
   [[nodiscard]] int free_records(Lock& lock, std::span<const SlotNumber> slots);  // and settles them
