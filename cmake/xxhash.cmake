@@ -7,7 +7,7 @@ if(NOT DFKV_XXHASH_INCLUDE)
   set(_dir ${CMAKE_BINARY_DIR}/xxhash)
   file(MAKE_DIRECTORY ${_dir})
   execute_process(
-    COMMAND ${Python_EXECUTABLE} -m pip download -q --no-deps --no-binary xxhash --no-build-isolation
+    COMMAND ${Python_EXECUTABLE} -m pip download -q --no-deps --no-binary xxhash
             --dest ${_dir} "xxhash>=3.4"
     RESULT_VARIABLE _result ERROR_VARIABLE _error)
   file(GLOB _archives ${_dir}/xxhash-*.tar.gz)
