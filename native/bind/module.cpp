@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   m.doc() = "Native data path of dfkv: formats, node and client.";
   dfkv::bind_formats(m);
+  dfkv::bind_identity(m);
   dfkv::bind_node(m);
   dfkv::bind_client(m);
   dfkv::bind_storage(m);

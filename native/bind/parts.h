@@ -5,6 +5,7 @@
 namespace dfkv {
 
 void bind_formats(nanobind::module_& m);
+void bind_identity(nanobind::module_& m);
 void bind_node(nanobind::module_& m);
 void bind_client(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
