@@ -26,7 +26,7 @@ endif
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inc')
 PACKAGES := $(shell find dfkv_core dfkv_connectors -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
-.PHONY: build demo test test-fast test-all torture bench bench-engine lint format docs clean
+.PHONY: build demo test test-fast test-all torture bench bench-peers bench-engine lint format docs clean
 
 build: $(STAMPS)/build
 
@@ -69,6 +69,10 @@ torture: build $(STAMPS)/tools
 
 bench: build
 	@$(BIN)/python -m dfkv_core.cli bench
+
+# Beside Mooncake's store, memcached and redis, where they install. DOCS=1 writes docs/benchmarks.md.
+bench-peers: build
+	@$(PYTHON) -m bench_peers $(if $(DOCS),--docs)
 
 bench-engine: build
 	@$(PYTHON) -m demo.bench_engine

@@ -119,7 +119,7 @@ def _install(name: str, recipe: Path, venv: Path, say: Report) -> float:
     log = venv.with_name(venv.name + ".log")
     for attempt in range(1, ATTEMPTS + 1):
         shutil.rmtree(venv, ignore_errors=True)
-        say(f"installing {name} into {venv} (3 GB, 2 to 5 minutes; log: {log})")
+        say(f"installing {name} into {venv} (up to 3 GB and 5 minutes; log: {log})")
         code = _run_logged(
             ["bash", str(recipe / "install.sh"), str(venv), base_python()], log, f"installing {name}", say
         )

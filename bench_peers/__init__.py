@@ -1,0 +1,1 @@
+"""dfkv beside other stores on this machine, in one run: `make bench-peers`. What is not installed is named and left out."""
