@@ -102,7 +102,9 @@ class NodeConfig(Record):
     insecure: bool = Field(
         False, description="Listen on a non-loopback address without a secret; serve metrics on one."
     )
-    threads: Count = Field(2, ge=1, le=64, description="Reactor threads.")
+    threads: Count = Field(
+        2, ge=1, le=64, description="Threads that move payload; one more serves handshakes and lookups."
+    )
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: Count | None = Field(
         None, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one. Unset: none."

@@ -79,6 +79,7 @@ class Report:
     memcpy_gb_per_s: float
     rows: list[Row]
     gil_acquisitions_per_batch: float
+    gil_held_us_per_batch: float
     client_copied_bytes: int
     node_copied_bytes: int
     payload_bytes: int
@@ -92,7 +93,7 @@ def measure(plan: Plan, tell: Progress) -> Report:
     tell("memcpy")
     memcpy = statistics.median(copy_gb_per_s() for _ in range(3))
     rows: list[Row] = []
-    sums = {"operations": 0, "gil": 0, "copied": 0, "node_copied": 0, "payload": 0}
+    sums = {"operations": 0, "gil": 0, "gil_ns": 0, "copied": 0, "node_copied": 0, "payload": 0}
     with StreamServer() as streams:
         for count in (0,) if plan.addresses else plan.nodes:
             with _cluster(plan, count) as (addresses, nodes):
@@ -102,6 +103,7 @@ def measure(plan: Plan, tell: Progress) -> Report:
         round(memcpy, 3),
         rows,
         round(sums["gil"] / max(1, sums["operations"]), 3),
+        round(sums["gil_ns"] / 1000 / max(1, sums["operations"]), 2),
         sums["copied"],
         sums["node_copied"],
         sums["payload"],
@@ -156,6 +158,7 @@ def _on_cluster(
         counted = client.stats()
         sums["operations"] += sum(counted["operations"].values())
         sums["gil"] += counted["gil_acquisitions"]
+        sums["gil_ns"] += counted["gil_held_ns"]
         sums["copied"] += counted["user_copied_bytes"]
         answers = client.stat(READY_DEADLINE_MS)
         answers.wait(READY_DEADLINE_MS)

@@ -113,7 +113,8 @@ def _show(report: Report) -> None:
         f"\nceiling: iperf3 over loopback in the same run; one core copies memory at {report.memcpy_gb_per_s:.2f} GB/s"
     )
     print(
-        f"p50 and p99 are of whole batches; {report.gil_acquisitions_per_batch:.2f} GIL acquisitions a batch; copied in user space: "
+        f"p50 and p99 are of whole batches; a batch takes the GIL {report.gil_acquisitions_per_batch:.2f} times and holds it "
+        f"{report.gil_held_us_per_batch:.0f} us; copied in user space: "
         f"{_share(report.client_copied_bytes, report.payload_bytes)} of the payload by the client, "
         f"{_share(report.node_copied_bytes, report.payload_bytes)} by the nodes"
     )

@@ -103,11 +103,12 @@ NamespaceId to_namespace(nb::bytes value) {
   return id;
 }
 
-OperationHandle with_tables(const ClientHandle& self, std::size_t bytes, double deadline_ms, auto fill) {
+OperationHandle with_tables(const ClientHandle& self, GilTime& time, std::size_t bytes, double deadline_ms,
+                            auto fill) {
   if (bytes <= kCopyUnderGilBytes) return self.submit(fill(), deadline_ms);
   Input input;
   {
-    const WithoutGil released(self.get().counters());
+    const WithoutGil released(self.get().counters(), &time);
     input = fill();
   }
   return self.submit(std::move(input), deadline_ms);
@@ -115,10 +116,11 @@ OperationHandle with_tables(const ClientHandle& self, std::size_t bytes, double 
 
 OperationHandle exists(const ClientHandle& self, nb::bytes ns, nb::object chunks, nb::object parts,
                        double deadline_ms, std::uint32_t lease_ms) {
+  GilTime time(self.get().counters());
   const BufferView chunk_view(chunks);
   const BufferView part_view(parts);
   const auto id = to_namespace(ns);
-  return with_tables(self, chunk_view.bytes().size(), deadline_ms, [&] {
+  return with_tables(self, time, chunk_view.bytes().size(), deadline_ms, [&] {
     Input input;
     input.kind = Kind::kExists;
     input.ns = id;
@@ -132,12 +134,13 @@ OperationHandle exists(const ClientHandle& self, nb::bytes ns, nb::object chunks
 OperationHandle transfer(Kind kind, const ClientHandle& self, nb::bytes ns, nb::object items,
                          nb::object segments, nb::object counts, double deadline_ms, bool replace,
                          std::uint64_t recompute_us) {
+  GilTime time(self.get().counters());
   const BufferView item_view(items);
   const BufferView segment_view(segments);
   const BufferView count_view(counts);
   const auto id = to_namespace(ns);
   const auto bytes = item_view.bytes().size() + segment_view.bytes().size() + count_view.bytes().size();
-  return with_tables(self, bytes, deadline_ms, [&] {
+  return with_tables(self, time, bytes, deadline_ms, [&] {
     Input input;
     input.kind = kind;
     input.ns = id;
@@ -150,9 +153,10 @@ OperationHandle transfer(Kind kind, const ClientHandle& self, nb::bytes ns, nb::
 }
 
 OperationHandle remove_items(const ClientHandle& self, nb::bytes ns, nb::object items, double deadline_ms) {
+  GilTime time(self.get().counters());
   const BufferView view(items);
   const auto id = to_namespace(ns);
-  return with_tables(self, view.bytes().size(), deadline_ms, [&] {
+  return with_tables(self, time, view.bytes().size(), deadline_ms, [&] {
     Input input;
     input.kind = Kind::kRemove;
     input.ns = id;

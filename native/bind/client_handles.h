@@ -14,17 +14,41 @@ namespace dfkv::client {
 // ask for the GIL, because older Pythons end such a thread by unwinding it through C++ frames.
 [[nodiscard]] bool interpreter_ends();
 
+// How long a call on a batch holds the GIL, from its first line to its last. Counted at the end of the scope.
+class GilTime {
+ public:
+  explicit GilTime(ClientCounters& counters) : counters_(counters), since_(Clock::now()) {}
+  ~GilTime() {
+    bump(counters_.gil_held_ns, static_cast<std::uint64_t>((held_ + (Clock::now() - since_)).count()));
+  }
+  GilTime(const GilTime&) = delete;
+  GilTime& operator=(const GilTime&) = delete;
+
+  [[nodiscard]] ClientCounters& counters() { return counters_; }
+  void pause() { held_ += Clock::now() - since_; }
+  void go_on() { since_ = Clock::now(); }
+
+ private:
+  ClientCounters& counters_;
+  std::chrono::nanoseconds held_{0};
+  Clock::time_point since_;
+};
+
 // Gives up the GIL for a scope and counts taking it back.
 class WithoutGil {
  public:
-  explicit WithoutGil(ClientCounters& counters) : counters_(counters), state_(PyEval_SaveThread()) {}
+  explicit WithoutGil(ClientCounters& counters, GilTime* time = nullptr) : counters_(counters), time_(time) {
+    if (time_ != nullptr) time_->pause();
+    state_ = PyEval_SaveThread();
+  }
   ~WithoutGil();
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
   ClientCounters& counters_;
-  PyThreadState* state_;
+  GilTime* const time_;
+  PyThreadState* state_ = nullptr;
 };
 
 // Milliseconds of Python as a duration, from 0 to a year. Raises ValueError for what is no number.
@@ -41,6 +65,7 @@ class OperationHandle {
   OperationHandle& operator=(const OperationHandle&) = delete;
 
   [[nodiscard]] const std::shared_ptr<Operation>& operation() const { return operation_; }
+  [[nodiscard]] ClientCounters& counters() const { return client_->counters(); }
   [[nodiscard]] bool wait(double timeout_ms) const;
   void cancel() const;
   [[nodiscard]] const Operation& ended() const;  // raises RuntimeError before done()

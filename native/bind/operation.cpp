@@ -75,6 +75,7 @@ WithoutGil::~WithoutGil() {
   while (interpreter_ends() && ::gettid() != ::getpid()) ::pause();
   PyEval_RestoreThread(state_);
   bump(counters_.gil_acquisitions);
+  if (time_ != nullptr) time_->go_on();
 }
 
 OperationHandle::~OperationHandle() {
@@ -93,6 +94,7 @@ OperationHandle::~OperationHandle() {
 
 bool OperationHandle::wait(double timeout_ms) const {
   client_->check_process();
+  GilTime time(client_->counters());
   if (operation_->done()) return true;
   const auto until = Clock::now() + to_duration(timeout_ms, "timeout_ms");
   const bool main_thread = ::gettid() == ::getpid();
@@ -101,7 +103,7 @@ bool OperationHandle::wait(double timeout_ms) const {
     const auto slice = main_thread ? std::min<std::chrono::nanoseconds>(left, kSignalCheck) : left;
     bool done = false;
     {
-      const WithoutGil released(client_->counters());
+      const WithoutGil released(client_->counters(), &time);
       done = operation_->wait(slice);
     }
     if (done || slice == left) return done;
@@ -139,6 +141,7 @@ void bind_operation(nb::module_& m) {
       .def("cancel", &OperationHandle::cancel)
       .def("statuses",
            [](const OperationHandle& self) {
+             const GilTime time(self.counters());
              const auto& statuses = self.ended().statuses();
              return nb::bytes(statuses.data(), statuses.size() * sizeof(std::uint16_t));
            })

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "net/client_view_file.h"
+#include "net/scheduling.h"
 
 namespace dfkv::client {
 
@@ -51,24 +52,45 @@ class BlockSignals {
 }  // namespace
 
 Client::Client(Options options)
-    : pid_(::getpid()), core_(std::make_shared<Core>(checked(std::move(options)))) {
+    : pid_(::getpid()),
+      common_(std::make_shared<Common>(checked(std::move(options)))),
+      workers_(std::make_unique<std::array<Worker, 2>>()) {
+  for (const auto lane : {Lane::kControl, Lane::kBulk}) {
+    (*workers_)[static_cast<std::size_t>(lane)].core = std::make_shared<Core>(common_, lane);
+  }
+  core_for(Lane::kControl).lead((*workers_)[static_cast<std::size_t>(Lane::kBulk)].core);
   const BlockSignals block;
-  thread_ = std::make_unique<std::thread>([core = core_] {
-    ::pthread_setname_np(::pthread_self(), "dfkv-client");
-    core->run();
-  });
+  try {
+    for (const auto lane : {Lane::kControl, Lane::kBulk}) {
+      auto& [core, thread] = (*workers_)[static_cast<std::size_t>(lane)];
+      thread = std::thread([core, lane] {
+        ::pthread_setname_np(::pthread_self(), lane == Lane::kControl ? "dfkv-lookups" : "dfkv-payload");
+        if (lane == Lane::kControl) prefer_short_turns();
+        core->run();
+      });
+    }
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
 Client::~Client() {
   if (in_own_process()) {
-    core_->end();
-    if (thread_->joinable()) thread_->join();
+    end();
     return;
   }
-  // A forked child: the thread is not here and its locks may be held for ever. Nothing of it can be ended
-  // properly, so it is left as it is.
-  [[maybe_unused]] auto* thread = thread_.release();
-  [[maybe_unused]] auto* core = new std::shared_ptr<Core>(std::move(core_));
+  // A forked child: the threads are not here and their locks may be held for ever. Nothing of them can be
+  // ended properly, so they are left as they are.
+  [[maybe_unused]] auto* workers = workers_.release();
+  [[maybe_unused]] auto* common = new std::shared_ptr<Common>(std::move(common_));
+}
+
+void Client::end() {
+  for (const auto& worker : *workers_) worker.core->end();
+  for (auto& worker : *workers_) {
+    if (worker.thread.joinable()) worker.thread.join();
+  }
 }
 
 bool Client::in_own_process() const { return ::getpid() == pid_; }
@@ -82,16 +104,19 @@ void Client::check_process() const {
 
 bool Client::close(std::chrono::nanoseconds timeout) {
   check_process();
-  core_->end();
+  const auto until = Clock::now() + timeout;
+  for (const auto& worker : *workers_) worker.core->end();
   const std::lock_guard lock(close_mutex_);
-  if (!core_->wait_ended(timeout)) return false;
-  if (thread_->joinable()) thread_->join();
+  for (auto& worker : *workers_) {
+    if (!worker.core->wait_ended(until)) return false;
+    if (worker.thread.joinable()) worker.thread.join();
+  }
   return true;
 }
 
 bool Client::wait_ready(std::chrono::nanoseconds timeout) {
   check_process();
-  return core_->wait_ready(timeout);
+  return core_for(Lane::kControl).wait_ready(timeout);
 }
 
 NamespaceId Client::add_namespace(std::vector<std::byte> descriptor, std::string label) {
@@ -102,36 +127,51 @@ NamespaceId Client::add_namespace(std::vector<std::byte> descriptor, std::string
         std::to_string(kMaxDescriptorBytes) + " bytes at most");
   }
   if (label.size() > 256) label.resize(256);
-  auto entry = std::make_shared<NamespaceBook::Entry>();
+  const auto entry = std::make_shared<NamespaceBook::Entry>();
   entry->id = namespace_id(descriptor);
   entry->descriptor = std::move(descriptor);
   entry->label = std::move(label);
-  const auto id = entry->id;
-  core_->add_namespace(std::move(entry));
-  return id;
+  for (const auto& worker : *workers_) worker.core->add_namespace(entry);
+  return entry->id;
 }
 
 std::optional<std::vector<std::uint16_t>> Client::namespace_difference(const NamespaceId& id) {
   check_process();
-  return core_->io().namespaces.difference(id);
+  for (const auto& worker : *workers_) {
+    if (auto tags = worker.core->io().namespaces.difference(id)) return tags;
+  }
+  return std::nullopt;
 }
 
 std::shared_ptr<Operation> Client::submit(Input input, std::chrono::nanoseconds deadline) {
   check_process();
   input.validate();
-  return core_->submit(std::move(input), Clock::now() + deadline);
+  auto& core = core_for(lane_of(input.kind));
+  return core.submit(std::move(input), Clock::now() + deadline);
 }
 
 void Client::release(std::vector<Lease> leases) {
   check_process();
-  core_->release(std::move(leases));
+  core_for(Lane::kControl).release(std::move(leases));
 }
 
-std::vector<std::byte> Client::encoded_view() const { return core_->encoded_view(); }
+std::vector<std::byte> Client::encoded_view() const { return core_for(Lane::kControl).encoded_view(); }
 
 std::vector<NodeReport> Client::report() const {
   check_process();
-  return core_->report();
+  std::vector<NodeReport> nodes;
+  for (auto& link : core_for(Lane::kControl).report()) {
+    nodes.push_back({std::move(link.node_id), std::move(link.address), link.down, link.down, link.connections,
+                     std::move(link.last_error)});
+  }
+  for (auto& link : core_for(Lane::kBulk).report()) {
+    const auto node = std::ranges::find(nodes, link.node_id, &NodeReport::node_id);
+    if (node == nodes.end()) continue;
+    node->bulk_down = link.down;
+    node->connections += link.connections;
+    if (node->last_error.empty()) node->last_error = std::move(link.last_error);
+  }
+  return nodes;
 }
 
 }  // namespace dfkv::client

@@ -31,23 +31,36 @@ std::optional<std::vector<std::uint16_t>> NamespaceBook::difference(const Namesp
   return it->second;
 }
 
-Core::Core(Options options) : io_(std::move(options)), resolver_(io_.loop) {
-  saver_ = std::make_shared<ViewSaver>(io_.options.last_view_path);
+Core::Core(std::shared_ptr<Common> common, Lane lane)
+    : lane_(lane), io_(std::move(common)), resolver_(io_.loop) {
   io_.complete = [this](const std::shared_ptr<Operation>& op) { complete(op); };
 }
 
 Core::~Core() = default;
 
 void Core::run() {
-  follower_ = std::make_unique<ViewFollower>(
-      io_, resolver_,
-      [this](View view, std::vector<std::byte> raw, const std::string& seed_host) {
-        offer_view(std::move(view), std::move(raw), seed_host, true);
-      },
-      [this] { seeds_failed(); });
-  io_.loop.post([this] { follower_->start(); });
+  if (lane_ == Lane::kControl) {
+    source_ = std::make_unique<RoutingSource>(
+        io_, resolver_,
+        RoutingSource::Hooks{
+            .answers = [this](const std::string& node_id) { return answers(node_id); },
+            .any_answers = [this] { return any_answers(); },
+            .take =
+                [this](const std::shared_ptr<const Routing>& routing) {
+                  if (other_)
+                    other_->io_.loop.post([other = other_, routing] { other->take_routing(routing); });
+                  take_routing(routing);
+                },
+            .none =
+                [this] {
+                  if (other_) other_->io_.loop.post([other = other_] { other->no_routing(); });
+                  no_routing();
+                },
+        });
+    io_.loop.post([this] { source_->start(); });
+  }
   io_.loop.run();
-  if (ring_builder_.joinable()) ring_builder_.join();
+  source_.reset();
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
@@ -55,9 +68,9 @@ void Core::run() {
   ready_changed_.notify_all();
 }
 
-bool Core::wait_ended(std::chrono::nanoseconds timeout) {
+bool Core::wait_ended(Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  return ready_changed_.wait_until(lock, Clock::now() + timeout, [this] { return ended_; });
+  return ready_changed_.wait_until(lock, until, [this] { return ended_; });
 }
 
 std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline) {
@@ -97,7 +110,7 @@ void Core::release(std::vector<Lease> leases) {
     for (const auto& lease : leases) {
       const auto it = links_.find(lease.node_id);
       // A lease ends with its connection: without one there is nothing to give back.
-      if (it == links_.end() || it->second->ready_connections(Lane::kControl) == 0) continue;
+      if (it == links_.end() || !it->second->reachable()) continue;
       auto request = std::make_shared<Request>();
       request->opcode = Opcode::kRelease;
       request->node_id = lease.node_id;
@@ -120,14 +133,14 @@ void Core::end() {
     if (std::exchange(closed_, true)) return;
   }
   ready_changed_.notify_all();
-  completions_->close();
+  io_.common->completions->close();
   io_.loop.post([this] { end_everything(); });
 }
 
 void Core::end_everything() {
   const auto active = active_;
   for (const auto& op : active) finish_early(op, Status::kMissCancelled);
-  follower_->shut();
+  if (source_) source_->shut();
   for (const auto& [id, link] : links_) link->shut();
   for (const auto& link : retired_) link->shut();
   io_.loop.stop();
@@ -203,25 +216,23 @@ void Core::account(const Operation& op) {
   drop(counters.inflight_bytes, op.input.payload_bytes);
 }
 
-std::vector<NodeReport> Core::report() const {
+std::vector<LinkReport> Core::report() const {
   auto* self = const_cast<Core*>(this);
-  const auto answer = std::make_shared<std::promise<std::vector<NodeReport>>>();
+  const auto answer = std::make_shared<std::promise<std::vector<LinkReport>>>();
   auto future = answer->get_future();
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return {};
     self->io_.loop.post([self, answer] {
-      std::vector<NodeReport> reports;
+      std::vector<LinkReport> reports;
       for (const auto& [id, link] : self->links_) {
         const auto endpoints = link->endpoints();
         reports.push_back(
             {id, endpoints.empty() ? "" : endpoints[0].host + ":" + std::to_string(endpoints[0].port),
-             link->down(Lane::kControl), link->down(Lane::kBulk),
-             link->ready_connections(Lane::kControl) + link->ready_connections(Lane::kBulk),
-             link->last_error()});
+             link->down(), link->ready_connections(), link->last_error()});
       }
-      if (self->links_.empty() && !self->follower_->last_error().empty()) {
-        reports.push_back({"", "", true, true, 0, self->follower_->last_error()});
+      if (self->links_.empty() && self->source_ && !self->source_->last_error().empty()) {
+        reports.push_back({"", "", true, 0, self->source_->last_error()});
       }
       answer->set_value(std::move(reports));
     });

@@ -36,6 +36,7 @@ struct ClientCounters {
   Counter views_taken{0}, views_refused{0};
   Counter late_leases_released{0};
   Counter gil_acquisitions{0};                        // by the Python bindings
+  Counter gil_held_ns{0};                             // by their calls on batches
   Counter inflight_operations{0}, inflight_bytes{0};  // gauges
 
   // Everything but the counters per kind, by the name it has in stats().
@@ -65,6 +66,7 @@ struct ClientCounters {
             {"views_refused", &views_refused},
             {"late_leases_released", &late_leases_released},
             {"gil_acquisitions", &gil_acquisitions},
+            {"gil_held_ns", &gil_held_ns},
             {"inflight_operations", &inflight_operations},
             {"inflight_bytes", &inflight_bytes}};
   }

@@ -1,4 +1,4 @@
-// What every part of the client's I/O thread shares.
+// What every part of one of the client's I/O threads shares, and what the threads share.
 #pragma once
 
 #include <functional>
@@ -38,14 +38,29 @@ class NamespaceBook {
   std::map<NamespaceId, std::vector<std::uint16_t>> differences_;
 };
 
+// Of one client, all its threads.
+struct Common {
+  explicit Common(Options opts) : options(std::move(opts)) {}
+
+  const Options options;
+  ClientCounters counters;
+  const std::shared_ptr<CompletionQueue> completions = std::make_shared<CompletionQueue>();
+};
+
+// Of one thread.
 struct Io {
-  explicit Io(Options opts) : options(std::move(opts)), scratch(kPieceBytes) {}
+  explicit Io(std::shared_ptr<Common> shared)
+      : common(std::move(shared)),
+        options(common->options),
+        counters(common->counters),
+        scratch(kPieceBytes) {}
   Io(const Io&) = delete;
   Io& operator=(const Io&) = delete;
 
   EventLoop loop;
-  const Options options;
-  ClientCounters counters;
+  const std::shared_ptr<Common> common;
+  const Options& options;
+  ClientCounters& counters;
   NamespaceBook namespaces;
   std::vector<std::byte> scratch;  // where unwanted payload goes
   std::uint64_t next_serial = 1;   // of connections

@@ -1,8 +1,7 @@
-// Everything the client has to do with one node: its connections, whether it is to be used, and requests that
-// wait for a connection. I/O thread only.
+// One lane to one node: its connections, whether it is to be used, and requests that wait for a connection.
+// I/O thread only.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <memory>
 #include <string>
@@ -19,7 +18,7 @@ namespace dfkv::client {
 
 class NodeLink : public Connection::Owner {
  public:
-  NodeLink(Io& io, Resolver& resolver, std::string node_id, std::vector<Endpoint> endpoints);
+  NodeLink(Io& io, Resolver& resolver, Lane lane, std::string node_id, std::vector<Endpoint> endpoints);
   ~NodeLink() override;
 
   void start();
@@ -30,13 +29,10 @@ class NodeLink : public Connection::Owner {
 
   [[nodiscard]] const std::string& node_id() const { return node_id_; }
   [[nodiscard]] const std::vector<Endpoint>& endpoints() const { return endpoints_; }
-  [[nodiscard]] std::uint32_t ready_connections(Lane lane) const;
-  [[nodiscard]] bool reachable() const {
-    return ready_connections(Lane::kControl) + ready_connections(Lane::kBulk) > 0;
-  }
-  [[nodiscard]] bool down(Lane lane) const { return lanes_[static_cast<std::size_t>(lane)].down; }
+  [[nodiscard]] std::uint32_t ready_connections() const;
+  [[nodiscard]] bool reachable() const { return ready_connections() > 0; }
+  [[nodiscard]] bool down() const { return down_; }
   [[nodiscard]] const std::string& last_error() const { return last_error_; }
-  [[nodiscard]] std::size_t waiting() const { return lanes_[0].queue.size() + lanes_[1].queue.size(); }
   [[nodiscard]] bool idle() const;
 
   void on_ready(Connection& connection) override;
@@ -50,29 +46,24 @@ class NodeLink : public Connection::Owner {
     std::uint32_t failures = 0;  // in a row
     bool was_ready = false;      // ever
   };
-  struct LaneState {
-    std::vector<Slot> slots;
-    std::deque<std::shared_ptr<Request>> queue;
-    bool down = false;  // the last attempt failed and no connection is ready: keys are a miss at once
-  };
-
-  LaneState& lane_of(Lane lane) { return lanes_[static_cast<std::size_t>(lane)]; }
-  void connect(Lane lane, std::size_t slot);
-  void connect_to(Lane lane, std::size_t slot, const std::vector<SocketAddress>& addresses);
-  void retry_later(Lane lane, std::size_t slot, std::uint32_t delay_ms);
-  void attempt_failed(Lane lane, std::size_t slot, const std::string& reason);
+  void connect(std::size_t slot);
+  void connect_to(std::size_t slot, const std::vector<SocketAddress>& addresses);
+  void retry_later(std::size_t slot, std::uint32_t delay_ms);
+  void attempt_failed(std::size_t slot, const std::string& reason);
   void give_back(std::vector<std::shared_ptr<Request>> lost, FailureKind kind);
-  void dispatch(Lane lane);
-  [[nodiscard]] std::shared_ptr<Connection> pick(LaneState& lane, const Request& request) const;
-  [[nodiscard]] bool split_to_fit(LaneState& lane, const Connection& connection,
-                                  const std::shared_ptr<Request>& request);
+  void dispatch();
+  [[nodiscard]] std::shared_ptr<Connection> pick(const Request& request) const;
+  [[nodiscard]] bool split_to_fit(const Connection& connection, const std::shared_ptr<Request>& request);
 
   Io& io_;
   Resolver& resolver_;
+  const Lane lane_;
   const std::string node_id_;
   const std::vector<Endpoint> endpoints_;
   std::size_t next_endpoint_ = 0;
-  std::array<LaneState, 2> lanes_;
+  std::vector<Slot> slots_;
+  std::deque<std::shared_ptr<Request>> queue_;
+  bool down_ = false;  // the last attempt failed and no connection is ready: keys are a miss at once
   std::string last_error_;
   bool shut_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for answers that come late

@@ -60,7 +60,7 @@ std::vector<std::uint32_t> all_keys(const Input& input) {
 void Core::plan(const std::shared_ptr<Operation>& op) {
   const auto kind = op->kind();
   const auto nodes = static_cast<std::uint32_t>(
-      std::ranges::count_if(routing_->links, [](const NodeLink* link) { return link != nullptr; }));
+      std::ranges::count_if(node_links_, [](const NodeLink* link) { return link != nullptr; }));
   op->begin(is_keyed(kind) ? op->input.count : nodes, routing_->view.revision);
   // The operation ends when its last request does: one is held here until all have been handed on.
   op->open_requests = 1;
@@ -104,17 +104,16 @@ void Core::plan_keys(const std::shared_ptr<Operation>& op, const Ring& ring,
     for (const auto key : keys) op->end_key(key, Status::kAgainDraining);
     return;
   }
-  std::vector<std::vector<std::uint32_t>> owned(routing_->links.size());
+  std::vector<std::vector<std::uint32_t>> owned(node_links_.size());
   if (owned.size() == 1) {
     owned[0] = std::move(keys);
   } else {
     for (const auto key : keys) owned[ring.owner(input.route(key))].push_back(key);
   }
-  const auto routing = routing_;
   std::vector<std::pair<NodeLink*, std::shared_ptr<Request>>> made;
   for (std::size_t node = 0; node < owned.size(); ++node) {
     if (owned[node].empty()) continue;
-    auto* link = routing->links[node];
+    auto* link = node_links_[node];
     if (link == nullptr) {
       for (const auto key : owned[node]) op->end_key(key, Status::kMissNodeDown);
       continue;
@@ -143,7 +142,7 @@ void Core::plan_keys(const std::shared_ptr<Operation>& op, const Ring& ring,
 
 void Core::plan_nodes(const std::shared_ptr<Operation>& op) {
   auto& answers = op->mutable_answers();
-  for (const auto* link : routing_->links) {
+  for (const auto* link : node_links_) {
     if (link != nullptr) answers.push_back({link->node_id(), Status::kMissNodeDown, 0, {}});
   }
   for (std::uint32_t i = 0; i < answers.size(); ++i) ask_node(op, i, 0);

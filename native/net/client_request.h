@@ -42,9 +42,6 @@ struct Request {
   std::unique_ptr<GetReceiver> receiver;  // GET, once sent
   std::unique_ptr<PutSender> sender;      // PUT, once sent
 
-  [[nodiscard]] Lane lane() const {
-    return opcode == Opcode::kGet || opcode == Opcode::kPut ? Lane::kBulk : Lane::kControl;
-  }
   // Asking again cannot change what the first time may have done.
   [[nodiscard]] bool idempotent() const { return !(opcode == Opcode::kPut && meta.replace); }
   [[nodiscard]] std::size_t table_bytes() const;

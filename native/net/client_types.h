@@ -59,6 +59,11 @@ inline constexpr std::size_t kKinds = 8;
 // Kinds whose entries are chunks or items. The others ask every node, and have one status per node.
 [[nodiscard]] constexpr bool is_keyed(Kind kind) { return kind <= Kind::kRemove; }
 
+// Operations with payload have connections, and a thread, of their own.
+[[nodiscard]] constexpr Lane lane_of(Kind kind) {
+  return kind == Kind::kGet || kind == Kind::kPut ? Lane::kBulk : Lane::kControl;
+}
+
 struct Lease {
   std::string node_id;
   std::uint64_t id = 0;

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "net/server_options.h"
+
 namespace dfkv::server {
 
 void OutputQueue::push(std::vector<std::byte> frame) {
@@ -38,7 +40,7 @@ SendResult OutputQueue::flush(int fd, std::size_t budget) {
     std::array<iovec, 64> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();
-    message.msg_iovlen = gather(pieces, stop_at - bytes_sent_);
+    message.msg_iovlen = gather(pieces, std::min<std::size_t>(stop_at - bytes_sent_, kSendPieceBytes));
     const ssize_t count = ::sendmsg(fd, &message, MSG_NOSIGNAL);
     if (count >= 0) {
       consume(static_cast<std::size_t>(count));
@@ -59,6 +61,7 @@ std::size_t OutputQueue::gather(std::array<iovec, 64>& out, std::size_t budget) 
       const std::size_t skipped = std::min(skip, piece.size());
       skip -= skipped;
       piece = piece.subspan(skipped);
+      piece = piece.first(std::min(piece.size(), budget - gathered));
       if (piece.empty()) continue;
       // iovec is shared with readv and therefore not const; sendmsg only reads.
       out[count++] = {const_cast<std::byte*>(piece.data()), piece.size()};

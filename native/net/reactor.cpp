@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "net/scheduling.h"
+
 namespace dfkv::server {
 
 namespace {
@@ -21,10 +23,12 @@ std::chrono::milliseconds sweep_interval(const ServerOptions& options) {
 }  // namespace
 
 Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& views, RequestBudget& budget,
-                 std::function<Counters()> stats, std::function<void()> closed)
+                 RequestBudget& reads_ahead, std::function<Counters()> stats, std::function<void()> closed,
+                 Settle settle)
     : sweep_every_(sweep_interval(options)),
       scratch_(kPieceBytes),
       closed_(std::move(closed)),
+      settle_(std::move(settle)),
       context_{loop_,
                store,
                options,
@@ -32,22 +36,27 @@ Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& vi
                counters_,
                scratch_,
                budget,
+               reads_ahead,
                std::move(stats),
                [this](std::uint64_t id) { introduced(id); },
                [this](std::uint64_t id) {
                  introduced(id);
                  sessions_.erase(id);
                  closed_();
-               }} {}
+               },
+               nullptr} {
+  if (settle_) context_.settle = [this](std::uint64_t id) { let_go(id); };
+}
 
 Reactor::~Reactor() { assert(!thread_.joinable()); }
 
-void Reactor::start(unsigned number) {
+void Reactor::start(const std::string& thread_name) {
   thread_ = std::thread([this] { run(); });
-  ::pthread_setname_np(thread_.native_handle(), ("dfkv-net-" + std::to_string(number)).c_str());
+  ::pthread_setname_np(thread_.native_handle(), thread_name.c_str());
 }
 
 void Reactor::run() {
+  if (settle_) prefer_short_turns();  // only small requests stay here
   loop_.at(Clock::now() + sweep_every_, [this] { sweep(); });
   loop_.run();
   {
@@ -59,11 +68,15 @@ void Reactor::run() {
 
 void Reactor::stop() {
   loop_.post([this] {
-    decltype(sessions_) sessions;
-    sessions.swap(sessions_);
-    for (const auto& [id, session] : sessions) session->close();
+    close_all();
     loop_.stop();
   });
+}
+
+void Reactor::close_all() {
+  decltype(sessions_) sessions;
+  sessions.swap(sessions_);
+  for (const auto& [id, session] : sessions) session->close();
 }
 
 bool Reactor::join(Clock::time_point deadline) {
@@ -91,6 +104,24 @@ void Reactor::adopt(Fd fd, std::uint64_t id) {
       // No memory, or no room in epoll: the connection closes, the others go on.
       counters_.connections_refused.add();
       closed_();
+    }
+  });
+}
+
+void Reactor::let_go(std::uint64_t id) {
+  const auto it = sessions_.find(id);
+  auto session = std::move(it->second);
+  sessions_.erase(it);
+  settle_(std::move(session), id);
+}
+
+void Reactor::take(std::shared_ptr<Session> session, std::uint64_t id) {
+  loop_.post([this, session = std::move(session), id] {
+    sessions_.emplace(id, session);
+    try {
+      session->move_to(context_);
+    } catch (const std::exception&) {
+      session->close();  // no room in epoll
     }
   });
 }

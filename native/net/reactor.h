@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -20,12 +21,15 @@ namespace dfkv::server {
 
 class Reactor {
  public:
-  // stats: the answer to STAT. closed: called on this thread for each connection that ended.
+  using Settle = std::function<void(std::shared_ptr<Session> session, std::uint64_t id)>;
+  // stats: the answer to STAT. closed: called on this thread for each connection that ended. settle: gives a
+  // session that moves payload to another reactor; empty: this one keeps all of its own.
   Reactor(Store& store, const ServerOptions& options, const ViewBoard& views, RequestBudget& budget,
-          std::function<Counters()> stats, std::function<void()> closed);
+          RequestBudget& reads_ahead, std::function<Counters()> stats, std::function<void()> closed,
+          Settle settle);
   ~Reactor();  // stop() must have succeeded, or start() never been called
 
-  void start(unsigned number);
+  void start(const std::string& thread_name);
   // Any thread. Asks for the end; every connection is closed on the reactor's thread.
   void stop();
   // False: still running at `deadline`.
@@ -33,6 +37,9 @@ class Reactor {
 
   // Any thread.
   void adopt(Fd fd, std::uint64_t id);
+  // Any thread. A session that another reactor has let go of.
+  void take(std::shared_ptr<Session> session, std::uint64_t id);
+  void close_all();  // this reactor's thread only
   // Closes the oldest connections that have not introduced themselves, up to `count` of them.
   void shed_half_open(std::size_t count);
   [[nodiscard]] std::size_t half_open() const { return half_open_count_.load(std::memory_order_relaxed); }
@@ -46,12 +53,14 @@ class Reactor {
   void sweep();
   void shed(std::size_t count);
   void introduced(std::uint64_t id);
+  void let_go(std::uint64_t id);
 
   const std::chrono::milliseconds sweep_every_;
   ServerCounters counters_;
   std::vector<std::byte> scratch_;
   EventLoop loop_;
   std::function<void()> closed_;
+  Settle settle_;
   SessionContext context_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Session>> sessions_;  // this reactor's thread only
   std::set<std::uint64_t> half_open_;  // of these; ids grow, so the oldest is the first

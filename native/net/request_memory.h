@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <utility>
 
 #include "net/server_options.h"
 
@@ -27,6 +28,33 @@ class RequestBudget {
  private:
   const std::size_t limit_bytes_;
   std::atomic<std::size_t> used_bytes_{0};
+};
+
+// A part of a budget, given back at the end.
+class BudgetShare {
+ public:
+  BudgetShare() = default;
+  // Empty when the budget has no room.
+  BudgetShare(RequestBudget& budget, std::size_t bytes) {
+    if (!budget.take(bytes)) return;
+    budget_ = &budget;
+    bytes_ = bytes;
+  }
+  ~BudgetShare() {
+    if (budget_ != nullptr) budget_->give_back(bytes_);
+  }
+  BudgetShare(BudgetShare&& other) noexcept
+      : budget_(std::exchange(other.budget_, nullptr)), bytes_(other.bytes_) {}
+  BudgetShare& operator=(BudgetShare&& other) noexcept {
+    std::swap(budget_, other.budget_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  [[nodiscard]] bool empty() const { return budget_ == nullptr; }
+
+ private:
+  RequestBudget* budget_ = nullptr;
+  std::size_t bytes_ = 0;
 };
 
 // What one connection holds. Its reactor's thread.

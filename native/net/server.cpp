@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -75,11 +74,20 @@ Server::Server(Store& store, ServerOptions options)
     : store_(store),
       options_(checked(std::move(options))),
       listener_(listen_tcp(options_.host, options_.port, !options_.secret && !options_.insecure)),
-      budget_(options_.max_request_bytes) {
-  for (std::uint32_t i = 0; i < options_.threads; ++i) {
+      budget_(options_.max_request_bytes),
+      reads_ahead_(store_.stats().capacity_bytes / kReadAheadShare) {
+  // The first one is the lobby.
+  for (std::uint32_t i = 0; i <= options_.threads; ++i) {
+    Reactor::Settle settle;
+    if (i == 0) {
+      settle = [this](std::shared_ptr<Session> session, std::uint64_t id) {
+        reactors_[next_reactor_]->take(std::move(session), id);
+        next_reactor_ = next_reactor_ % options_.threads + 1;
+      };
+    }
     reactors_.push_back(std::make_unique<Reactor>(
-        store_, options_, views_, budget_, [this] { return stats(); },
-        [this] { open_.fetch_sub(1, std::memory_order_relaxed); }));
+        store_, options_, views_, budget_, reads_ahead_, [this] { return stats(); },
+        [this] { open_.fetch_sub(1, std::memory_order_relaxed); }, std::move(settle)));
   }
 }
 
@@ -95,7 +103,9 @@ void Server::start() {
   EventLoop& loop = reactors_.front()->loop();
   loop.add(listener_.fd.get(), EPOLLIN, [this](std::uint32_t) { on_listener(); });
   loop.at(Clock::now() + kTick, [this] { tick(); });
-  for (std::uint32_t i = 0; i < reactors_.size(); ++i) reactors_[i]->start(i);
+  for (std::uint32_t i = 0; i < reactors_.size(); ++i) {
+    reactors_[i]->start(i == 0 ? "dfkv-lobby" : "dfkv-net-" + std::to_string(i));
+  }
 }
 
 bool Server::stop(Clock::time_point deadline) {
@@ -108,10 +118,12 @@ bool Server::stop(Clock::time_point deadline) {
   }
   if (stage_ == Stage::kRunning) {
     stage_ = Stage::kStopping;
-    // First the listener, on its thread, so that nothing is adopted after a reactor has closed what it had.
+    // First the listener and the sessions beside it, on their thread, so that no reactor is given a
+    // connection after it has closed what it had.
     reactors_.front()->loop().post([this] {
       reactors_.front()->loop().remove(listener_.fd.get());
       listener_.fd.reset();
+      reactors_.front()->close_all();
       for (const auto& reactor : reactors_) reactor->stop();
     });
   }
@@ -149,18 +161,15 @@ void Server::on_listener() {
       continue;
     }
     open_.fetch_add(1, std::memory_order_relaxed);
-    reactors_[next_reactor_]->adopt(std::move(fd), next_id_++);
-    next_reactor_ = (next_reactor_ + 1) % reactors_.size();
+    reactors_.front()->adopt(std::move(fd), next_id_++);
   }
 }
 
 // Connections that say nothing make way for newer ones, so that they cannot keep others out. False: there are
 // none.
 bool Server::make_room(std::size_t connections) {
-  const auto most = std::ranges::max_element(
-      reactors_, {}, [](const std::unique_ptr<Reactor>& reactor) { return reactor->half_open(); });
-  if ((*most)->half_open() == 0) return false;
-  (*most)->shed_half_open(connections);
+  if (reactors_.front()->half_open() == 0) return false;
+  reactors_.front()->shed_half_open(connections);
   return true;
 }
 

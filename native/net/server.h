@@ -1,4 +1,7 @@
 // The TCP server: accepts connections, spreads them over its reactors, drives a Store.
+//
+// The first reactor is the lobby: the listener, handshakes and the control lane, whose requests are small.
+// The others, as many as options.threads, move payload. A lookup thus never waits for the megabytes of a GET.
 #pragma once
 
 #include <atomic>
@@ -51,9 +54,10 @@ class Server {
   Listener listener_;
   ViewBoard views_;
   RequestBudget budget_;
+  RequestBudget reads_ahead_;
   std::atomic<std::uint32_t> open_{0};
   std::uint64_t next_id_ = 1;     // reactor 0's thread only
-  std::size_t next_reactor_ = 0;  // reactor 0's thread only
+  std::size_t next_reactor_ = 1;  // reactor 0's thread only: who takes the next bulk session
   std::vector<std::unique_ptr<Reactor>> reactors_;
   std::mutex mutex_;  // start and stop
   Stage stage_ = Stage::kNew;

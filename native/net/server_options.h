@@ -17,8 +17,8 @@ struct ServerOptions {
   std::uint16_t port = 0;
   std::string node_id;
   std::optional<std::vector<std::byte>> secret;  // clients and node prove to each other that they know it
-  bool insecure = false;  // allows an address that other machines reach without a secret
-  std::uint32_t threads = 2;
+  bool insecure = false;      // allows an address that other machines reach without a secret
+  std::uint32_t threads = 2;  // that move payload; one more serves handshakes and the control lane
   std::uint32_t max_connections = 4096;
   std::uint32_t handshake_timeout_ms = 5000;
   std::uint32_t stall_timeout_ms = 30'000;
@@ -45,8 +45,11 @@ inline constexpr std::uint32_t kRetryAfter_ms = 20;
 inline constexpr std::size_t kPieceBytes = 256 * 1024;       // received, then hashed while in cache
 inline constexpr std::size_t kReceiveBudgetBytes = 4 << 20;  // before other connections get their turn
 inline constexpr std::size_t kSendBudgetBytes = 4 << 20;
-inline constexpr std::size_t kSendWindowBytes = 1 << 20;  // queued payload below which more is pinned
+inline constexpr std::size_t kSendWindowBytes = 1 << 20;    // queued payload below which more is pinned
+inline constexpr std::size_t kSendPieceBytes = 128 * 1024;  // by one system call
 inline constexpr std::size_t kSendWindowFrames = 64;
+inline constexpr std::size_t kReadsAhead = 16;       // items of one GET that are read from disks at once
+inline constexpr std::uint64_t kReadAheadShare = 8;  // of the memory, one part in so many, for all of them
 inline constexpr std::size_t kPauseReadingBytes = 1 << 20;  // replies that the peer does not take
 inline constexpr std::size_t kReadAheadBytes = 16 * 1024;   // on control connections
 inline constexpr std::size_t kStepsPerPump = 1024;

@@ -14,8 +14,8 @@ constexpr std::chrono::milliseconds kLingerTime(1000);
 }  // namespace
 
 Session::Session(SessionContext& context, Fd fd, std::uint64_t id)
-    : context_(context),
-      counters_(context.counters),
+    : context_(&context),
+      counters_(&context.counters),
       fd_(std::move(fd)),
       id_(id),
       receiver_(fd_.get(), *this),
@@ -31,8 +31,16 @@ Session::~Session() = default;
 
 void Session::start() {
   interest_ = EPOLLIN;
-  context_.loop.add(fd_.get(), interest_,
-                    [self = shared_from_this()](std::uint32_t events) { self->on_event(events); });
+  context_->loop.add(fd_.get(), interest_,
+                     [self = shared_from_this()](std::uint32_t events) { self->on_event(events); });
+}
+
+void Session::move_to(SessionContext& context) {
+  context_ = &context;
+  counters_ = &context.counters;
+  leaving_ = false;
+  last_received_ = last_sent_ = Clock::now();
+  start();
 }
 
 void Session::close() {
@@ -40,16 +48,16 @@ void Session::close() {
   stage_ = Stage::kClosed;
   const auto self =
       shared_from_this();  // the loop's handler and the reactor's list may hold the last references
-  context_.loop.remove(fd_.get());
+  context_->loop.remove(fd_.get());
   for (auto& [id, request] : requests_) {
-    if (auto* subscription = std::get_if<Subscription>(&request)) context_.loop.cancel(subscription->timer);
+    if (auto* subscription = std::get_if<Subscription>(&request)) context_->loop.cancel(subscription->timer);
   }
   put_ = nullptr;
   requests_.clear();
   gets_.clear();
   out_.clear();
-  context_.store.release_owner(id_);
-  context_.forget(id_);
+  context_->store.release_owner(id_);
+  context_->forget(id_);
   fd_.reset();  // last: when the peer sees the end, nothing of it is left here
 }
 
@@ -69,13 +77,13 @@ void Session::on_readable() {
   const ReceiveResult result = receiver_.run(kReceiveBudgetBytes);
   const std::uint64_t received = receiver_.bytes_received();
   if (received != seen_received_) {
-    counters_.bytes_in.add(received - seen_received_);
+    counters_->bytes_in.add(received - seen_received_);
     seen_received_ = received;
     last_received_ = arrived_;
   }
   if (result != ReceiveResult::kEnded) return;
   // A peer without a secret leaves when it is asked for one.
-  if (stage_ == Stage::kAuth) counters_.auth_failures.add();
+  if (stage_ == Stage::kAuth) counters_->auth_failures.add();
   close();
 }
 
@@ -94,8 +102,8 @@ void Session::flush() {
   if (result == SendResult::kDrained && out_.bytes_sent() >= stop_at && !gets_.empty()) continue_later();
   const std::uint64_t sent = out_.bytes_sent();
   if (sent != seen_sent_) {
-    counters_.bytes_out.add(sent - seen_sent_);
-    counters_.payload_bytes_out.add(out_.payload_bytes_sent() - seen_payload_sent_);
+    counters_->bytes_out.add(sent - seen_sent_);
+    counters_->payload_bytes_out.add(out_.payload_bytes_sent() - seen_payload_sent_);
     seen_sent_ = sent;
     seen_payload_sent_ = out_.payload_bytes_sent();
     last_sent_ = Clock::now();
@@ -110,6 +118,14 @@ void Session::flush() {
   if (blocked && !write_blocked_) last_sent_ = Clock::now();  // the stall is measured from here
   write_blocked_ = blocked;
   update_interest();
+  leave_when_answered();
+}
+
+// Nothing may follow a departure: the next event belongs to another thread.
+void Session::leave_when_answered() {
+  if (!leaving_ || !out_.empty() || continuing_) return;
+  context_->loop.remove(fd_.get());
+  context_->settle(id_);
 }
 
 void Session::update_interest() {
@@ -121,16 +137,16 @@ void Session::update_interest() {
     resume_reading_ = true;
     continue_later();
   }
-  const std::uint32_t wanted = (reading_paused_ ? 0U : EPOLLIN) | (out_.empty() ? 0U : EPOLLOUT);
+  const std::uint32_t wanted = (reading_paused_ || leaving_ ? 0U : EPOLLIN) | (out_.empty() ? 0U : EPOLLOUT);
   if (wanted == interest_) return;
   interest_ = wanted;
-  context_.loop.modify(fd_.get(), wanted);
+  context_->loop.modify(fd_.get(), wanted);
 }
 
 void Session::continue_later() {
   if (continuing_) return;
   continuing_ = true;
-  context_.loop.post([weak = weak_from_this()] {
+  context_->loop.post([weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self) return;
     self->continuing_ = false;
@@ -142,16 +158,16 @@ void Session::continue_later() {
 // connection and take the answer away.
 void Session::linger() {
   stage_ = Stage::kLingering;
-  context_.loop.at(Clock::now() + kLingerTime, [weak = weak_from_this()] {
+  context_->loop.at(Clock::now() + kLingerTime, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->close();
   });
 }
 
 void Session::discard_input() {
   while (true) {
-    const ssize_t count = ::recv(fd_.get(), context_.scratch.data(), context_.scratch.size(), 0);
+    const ssize_t count = ::recv(fd_.get(), context_->scratch.data(), context_->scratch.size(), 0);
     if (count > 0) {
-      counters_.bytes_in.add(static_cast<std::uint64_t>(count));
+      counters_->bytes_in.add(static_cast<std::uint64_t>(count));
       return;
     }
     if (count < 0 && errno == EINTR) continue;
@@ -161,11 +177,11 @@ void Session::discard_input() {
 }
 
 void Session::check_deadlines(Clock::time_point now) {
-  const auto handshake_timeout = std::chrono::milliseconds(context_.options.handshake_timeout_ms);
-  const auto stall_timeout = std::chrono::milliseconds(context_.options.stall_timeout_ms);
+  const auto handshake_timeout = std::chrono::milliseconds(context_->options.handshake_timeout_ms);
+  const auto stall_timeout = std::chrono::milliseconds(context_->options.stall_timeout_ms);
   if (stage_ == Stage::kHello || stage_ == Stage::kAuth) {
     if (now - connected_ < handshake_timeout) return;
-    counters_.handshake_timeouts.add();
+    counters_->handshake_timeouts.add();
     close();
     return;
   }
@@ -174,12 +190,12 @@ void Session::check_deadlines(Clock::time_point now) {
   const bool owes_bytes = receiver_.in_frame() || open_puts_ > 0;
   const bool receiving_stalled = owes_bytes && !reading_paused_ && now - last_received_ >= stall_timeout;
   if (!sending_stalled && !receiving_stalled) return;
-  counters_.stalls.add();
+  counters_->stalls.add();
   close();
 }
 
 bool Session::protocol_fault() {
-  counters_.protocol_faults.add();
+  counters_->protocol_faults.add();
   close();
   return false;
 }

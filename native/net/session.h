@@ -1,4 +1,6 @@
-// One connection of the server. Lives on one reactor's thread; nothing here is locked.
+// One connection of the server. Lives on one reactor's thread at a time; nothing here is locked. It begins
+// where connections are accepted; one that moves payload goes on to another reactor when its handshake is
+// over, so that small requests never wait for payload.
 //
 // Split by role: session.cpp (events, output, deadlines), session_handshake.cpp, session_frames.cpp (what a
 // frame is and where its payload goes), session_get.cpp, session_put.cpp, session_ops.cpp (the small
@@ -41,9 +43,12 @@ struct SessionContext {
   ServerCounters& counters;
   MutableBytes scratch;  // shared by the sessions of the reactor: for payload thrown away
   RequestBudget& budget;
+  RequestBudget& reads_ahead;  // payload that is read from disks before its turn
   std::function<Counters()> stats;
   std::function<void(std::uint64_t id)> introduced;  // the session is past its handshake
   std::function<void(std::uint64_t id)> forget;      // the session has closed
+  // The session moves payload and belongs on another reactor: this one has let go of it. Empty: it stays.
+  std::function<void(std::uint64_t id)> settle;
 };
 
 class Session final : public std::enable_shared_from_this<Session>, private FrameSink {
@@ -55,6 +60,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   Session& operator=(const Session&) = delete;
 
   void start();
+  // Goes on with another reactor, on whose thread this is called, after `settle`.
+  void move_to(SessionContext& context);
   // Drops everything, and with it every pin, filling slot and lease. Idempotent.
   void close();
   // Closes when a deadline has passed. Called every so often by the reactor.
@@ -70,6 +77,12 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     kClosed,
   };
 
+  // An item that the store was asked for.
+  struct Asked {
+    BudgetShare ahead_of_its_turn;
+    bool answered = false;
+    ReadResult result;
+  };
   struct GetRequest {
     std::uint64_t serial = 0;  // tells it from a later one with the same id
     NamespaceId ns;
@@ -81,7 +94,9 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     std::shared_ptr<ReadPin> pin;  // of that item, once it is being sent
     std::size_t sent = 0;          // bytes of it that are queued
     bool begun = false;
-    bool waiting = false;  // for the store to read
+    bool waiting = false;     // for the store to read the next item
+    std::deque<Asked> ahead;  // the items up to `asked`, from the first that was not taken on
+    std::size_t asked = 0;    // how many items the store was asked for
   };
   struct PutRequest {
     NamespaceId ns;
@@ -154,14 +169,16 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   bool on_auth(const FrameHeader& header, Bytes meta);
   bool fail_handshake(const FrameHeader& header, Status status, std::string_view reason);
   void ready();
+  void leave_when_answered();
 
   // ---- GET (session_get.cpp)
   void begin_get(const FrameHeader& header);
   void pump_gets();
   [[nodiscard]] bool step_get(std::uint64_t id, GetRequest& get);
-  void find_item(std::uint64_t id, GetRequest& get);
+  void ask_for_item(std::uint64_t id, GetRequest& get, BudgetShare ahead_of_its_turn);
+  void ask_ahead(std::uint64_t id, GetRequest& get);
   void found_item(GetRequest& get, ReadResult result);
-  void read_done(std::uint64_t id, std::uint64_t serial, ReadResult result);
+  void read_done(std::uint64_t id, std::uint64_t serial, std::size_t item, ReadResult result);
   void send_fragment(std::uint64_t id, GetRequest& get);
   void finish_get(std::uint64_t id, GetRequest& get);
   void cancel_get(std::uint64_t id, GetRequest& get);
@@ -197,14 +214,15 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   void end_subscription(std::uint64_t id, Status status, const ViewBoard::Encoded& view);
   void do_cancel();
 
-  SessionContext& context_;
-  ServerCounters& counters_;
+  SessionContext* context_;  // of the reactor that it lives on
+  ServerCounters* counters_;
   Fd fd_;
   const std::uint64_t id_;
   Stage stage_ = Stage::kHello;
   FrameReceiver receiver_;
   OutputQueue out_;
   FrameLimits limits_;
+  Lane lane_ = Lane::kControl;
   std::array<std::byte, 16> client_nonce_{};
   std::array<std::byte, 16> server_nonce_{};
 
@@ -232,6 +250,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   std::uint64_t next_serial_ = 1;
 
   std::uint32_t interest_ = 0;
+  bool leaving_ = false;  // for another reactor, once the answer to the handshake is out; nothing is read
   bool reading_paused_ = false;
   bool resume_reading_ = false;  // the read-ahead buffer may hold frames that no event announces
   bool continuing_ = false;

@@ -25,8 +25,8 @@ bool has_table(std::uint8_t opcode) {
 }  // namespace
 
 void Session::on_fault(FrameFault fault) {
-  counters_.count_fault(fault);
-  if (stage_ == Stage::kHello || stage_ == Stage::kAuth) counters_.handshake_failures.add();
+  counters_->count_fault(fault);
+  if (stage_ == Stage::kHello || stage_ == Stage::kAuth) counters_->handshake_failures.add();
   close();
 }
 
@@ -35,7 +35,7 @@ bool Session::on_header(const FrameHeader& header) {
   if (stage_ == Stage::kHello || stage_ == Stage::kAuth) {
     const Opcode expected = stage_ == Stage::kHello ? Opcode::kHello : Opcode::kAuth;
     if (header.opcode != raw(expected)) {
-      if (stage_ == Stage::kAuth) counters_.auth_failures.add();
+      if (stage_ == Stage::kAuth) counters_->auth_failures.add();
       return fail_handshake(
           header, Status::kRefusedUnauthenticated,
           stage_ == Stage::kHello ? "begin with HELLO" : "this node has a secret: answer with AUTH");
@@ -49,7 +49,7 @@ bool Session::on_header(const FrameHeader& header) {
   if (header.request_id == 0) return protocol_fault();
   if (!held_.take(header.meta_bytes)) {
     // Meta this large is rare, and would have to be received before it could be refused with a reason.
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     close();
     return false;
   }
@@ -78,11 +78,11 @@ bool Session::on_meta(const FrameHeader& header, Bytes meta) {
   }
   if (known != requests_.end()) return protocol_fault();
 
-  counters_.count_request(header.opcode);
+  counters_->count_request(header.opcode);
   meta_ = {};
   if (!meta.empty()) {
     if (const MetaFault fault = decode_request(meta, meta_); fault != MetaFault::kNone) {
-      counters_.meta_faults.add();
+      counters_->meta_faults.add();
       frame_refused_ =
           fault == MetaFault::kUnknownCritical ? Status::kRefusedUnsupported : Status::kRefusedBadRequest;
       refusal_ = std::string("the meta cannot be read: ") + meta_fault_name(fault);
@@ -95,7 +95,7 @@ bool Session::on_meta(const FrameHeader& header, Bytes meta) {
       table_.resize(header.payload_bytes);
       table_have_ = 0;
     } else {
-      counters_.requests_busy.add();
+      counters_->requests_busy.add();
       frame_refused_ = Status::kAgainBusy;
       refusal_ = "this node holds too many requests: ask for less at a time";
     }
@@ -119,7 +119,7 @@ MutableBytes Session::payload_space(std::size_t left) {
     case Payload::kDrain:
       break;
   }
-  return context_.scratch.first(std::min(left, context_.scratch.size()));
+  return context_->scratch.first(std::min(left, context_->scratch.size()));
 }
 
 bool Session::on_payload(MutableBytes written, bool copied) {
@@ -130,18 +130,18 @@ bool Session::on_payload(MutableBytes written, bool copied) {
     case Payload::kSlot:
       put_->checksum.update(written);
       put_->received += written.size();
-      counters_.payload_bytes_in.add(written.size());
-      if (copied) counters_.payload_copied_bytes.add(written.size());
+      counters_->payload_bytes_in.add(written.size());
+      if (copied) counters_->payload_copied_bytes.add(written.size());
       return true;
     case Payload::kDrain:
-      counters_.payload_drained_bytes.add(written.size());
+      counters_->payload_drained_bytes.add(written.size());
       return true;
   }
   return true;
 }
 
 bool Session::on_frame_end(const FrameHeader& header) {
-  if (answered_) return true;
+  if (answered_) return !leaving_;
   const bool go_on = put_ != nullptr ? on_put_end(header) : dispatch(header);
   put_ = nullptr;
   drop_table();

@@ -1,5 +1,6 @@
 // GET: payload goes from pinned slots to the socket. A slot is pinned when its item's turn comes and unpinned
-// when the kernel has its last byte, so a connection never pins more than its window.
+// when the kernel has its last byte, so a connection never pins more than its window; while an item is read
+// from a disk, some of those behind it are asked for too, so that the disk has more than one read at a time.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -17,6 +18,8 @@ std::uint64_t microseconds(Clock::duration time) {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
 }
 
+constexpr std::size_t kLengthUnknownBytes = 1 << 20;  // what an item without a length counts for
+
 // A read that the store may finish at once or later, on a thread of its own. Whoever comes second acts.
 struct Handoff {
   std::atomic<bool> other_is_past{false};
@@ -28,7 +31,7 @@ struct Handoff {
 void Session::begin_get(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "GET names its namespace");
   if (!has_room()) {
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     return refuse(header, Status::kAgainBusy, "too many requests in flight on this connection");
   }
   GetRequest get;
@@ -37,7 +40,7 @@ void Session::begin_get(const FrameHeader& header) {
                   "the table of items is malformed, empty or over its limit");
   }
   if (!held_.take(get.items.size() * sizeof(ItemRef))) {
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     return refuse(header, Status::kAgainBusy, "this node holds too many requests: ask for less at a time");
   }
   get.serial = next_serial_++;
@@ -79,47 +82,69 @@ bool Session::step_get(std::uint64_t id, GetRequest& get) {
   if (get.next == get.items.size()) return false;
   if (!get.begun) {
     get.begun = true;
-    counters_.queue_us.add(microseconds(Clock::now() - get.arrived));
-    counters_.queue_waits.add();
+    counters_->queue_us.add(microseconds(Clock::now() - get.arrived));
+    counters_->queue_waits.add();
   }
   if (get.deadline && Clock::now() >= *get.deadline) {
     std::fill(get.statuses.begin() + static_cast<std::ptrdiff_t>(get.next), get.statuses.end(),
               raw(Status::kMissDeadline));
     get.next = get.items.size();
+    get.ahead.clear();
     return false;
   }
-  find_item(id, get);
+  if (get.ahead.empty()) ask_for_item(id, get, {});
+  if (get.ahead.front().answered) {
+    ReadResult result = std::move(get.ahead.front().result);
+    get.ahead.pop_front();
+    found_item(get, std::move(result));
+  } else {
+    get.waiting = true;
+    ask_ahead(id, get);
+  }
   return true;
 }
 
-void Session::find_item(std::uint64_t id, GetRequest& get) {
-  const ItemRef& item = get.items[get.next];
-  const auto handoff = std::make_shared<Handoff>();
-  context_.store.acquire(
-      {get.ns, item.block, item.part},
-      [handoff, weak = weak_from_this(), loop = &context_.loop, id, serial = get.serial](ReadResult result) {
-        handoff->result = std::move(result);
-        if (!handoff->other_is_past.exchange(true)) return;
-        loop->post([handoff, weak, id, serial] {
-          if (const auto self = weak.lock()) self->read_done(id, serial, std::move(handoff->result));
-        });
-      });
-  if (handoff->other_is_past.exchange(true)) {
-    found_item(get, std::move(handoff->result));
-  } else {
-    get.waiting = true;
+// As far as memory allows: what is read ahead waits in slots that others may need.
+void Session::ask_ahead(std::uint64_t id, GetRequest& get) {
+  while (get.asked < get.items.size() && get.ahead.size() < kReadsAhead) {
+    const std::uint32_t length = get.items[get.asked].length;
+    BudgetShare share(context_->reads_ahead, length == 0 ? kLengthUnknownBytes : length);
+    if (share.empty()) return;
+    ask_for_item(id, get, std::move(share));
   }
 }
 
-void Session::read_done(std::uint64_t id, std::uint64_t serial, ReadResult result) {
+void Session::ask_for_item(std::uint64_t id, GetRequest& get, BudgetShare ahead_of_its_turn) {
+  const std::size_t index = get.asked++;
+  const ItemRef& item = get.items[index];
+  get.ahead.push_back({std::move(ahead_of_its_turn), false, {}});
+  const auto handoff = std::make_shared<Handoff>();
+  context_->store.acquire({get.ns, item.block, item.part},
+                          [handoff, weak = weak_from_this(), loop = &context_->loop, id, serial = get.serial,
+                           index](ReadResult result) {
+                            handoff->result = std::move(result);
+                            if (!handoff->other_is_past.exchange(true)) return;
+                            loop->post([handoff, weak, id, serial, index] {
+                              if (const auto self = weak.lock())
+                                self->read_done(id, serial, index, std::move(handoff->result));
+                            });
+                          });
+  if (!handoff->other_is_past.exchange(true)) return;
+  get.ahead.back().answered = true;
+  get.ahead.back().result = std::move(handoff->result);
+}
+
+void Session::read_done(std::uint64_t id, std::uint64_t serial, std::size_t item, ReadResult result) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   auto* get = std::get_if<GetRequest>(&it->second);
   if (get == nullptr || get->serial != serial) return;
-  guarded([this, get, &result] {
-    get->waiting = false;
-    found_item(*get, std::move(result));
-  });
+  const std::size_t first = get->asked - get->ahead.size();
+  if (item < first) return;  // the deadline has passed meanwhile
+  get->ahead[item - first].answered = true;
+  get->ahead[item - first].result = std::move(result);
+  if (item != first) return;
+  guarded([get] { get->waiting = false; });
 }
 
 void Session::found_item(GetRequest& get, ReadResult result) {
@@ -167,12 +192,12 @@ void Session::finish_get(std::uint64_t id, GetRequest& get) {
   std::vector<BlockId> used;
   for (std::size_t i = 0; i < get.items.size(); ++i) {
     const auto status = static_cast<Status>(get.statuses[i]);
-    counters_.count_item(ItemOp::kGet, status);
+    counters_->count_item(ItemOp::kGet, status);
     // The parts of a chunk usually come one after another.
     if (status == Status::kOk && (used.empty() || used.back() != get.items[i].block))
       used.push_back(get.items[i].block);
   }
-  if (!used.empty()) context_.store.touch(get.ns, used);
+  if (!used.empty()) context_->store.touch(get.ns, used);
   reply(static_cast<std::uint8_t>(Opcode::kGet), id, {},
         as_bytes(get.statuses.data(), get.statuses.size() * 2), false);
   table_bytes_ -= get.items.size() * sizeof(ItemRef);

@@ -13,7 +13,7 @@ constexpr std::uint64_t kFeatures = 0;  // none is defined yet
 }  // namespace
 
 bool Session::fail_handshake(const FrameHeader& header, Status status, std::string_view reason) {
-  counters_.handshake_failures.add();
+  counters_->handshake_failures.add();
   refuse(header, status, reason);
   linger();
   return false;
@@ -44,17 +44,18 @@ bool Session::on_hello(const FrameHeader& header, Bytes meta) {
     return fail_handshake(header, Status::kAgainBusy, "no random bytes");
   }
   client_nonce_ = theirs.nonce;
+  lane_ = theirs.lane;
 
   HelloMeta ours;
   ours.features_offered = kFeatures;
   ours.lane = theirs.lane;
   ours.max_meta_bytes = limits_.max_meta_bytes;
   ours.max_fragment_bytes = limits_.max_fragment_bytes;
-  ours.auth_methods = context_.options.secret ? kAuthHmac : kAuthNone;
+  ours.auth_methods = context_->options.secret ? kAuthHmac : kAuthNone;
   ours.nonce = server_nonce_;
-  ours.node_id = context_.options.node_id;
-  ours.incarnation = context_.options.incarnation;
-  ours.boot_id = context_.options.boot_id;
+  ours.node_id = context_->options.node_id;
+  ours.incarnation = context_->options.incarnation;
+  ours.boot_id = context_->options.boot_id;
   ours.software = "dfkv";
   std::vector<std::byte> frame(kFrameHeaderBytes);
   encode_hello(ours, frame);
@@ -67,7 +68,7 @@ bool Session::on_hello(const FrameHeader& header, Bytes meta) {
   out_.push(std::move(frame));
 
   if (theirs.lane == Lane::kControl) receiver_.set_read_ahead(kReadAheadBytes);
-  if (context_.options.secret) {
+  if (context_->options.secret) {
     stage_ = Stage::kAuth;
   } else {
     ready();
@@ -77,14 +78,14 @@ bool Session::on_hello(const FrameHeader& header, Bytes meta) {
 
 bool Session::on_auth(const FrameHeader& header, Bytes meta) {
   RequestMeta theirs;
-  const Bytes secret = *context_.options.secret;
-  const auto expected = auth_mac(secret, 'c', client_nonce_, server_nonce_, context_.options.node_id);
+  const Bytes secret = *context_->options.secret;
+  const auto expected = auth_mac(secret, 'c', client_nonce_, server_nonce_, context_->options.node_id);
   if (decode_request(meta, theirs) != MetaFault::kNone || !equal_constant_time(theirs.mac, expected)) {
-    counters_.auth_failures.add();
+    counters_->auth_failures.add();
     return fail_handshake(header, Status::kRefusedUnauthenticated, "the secret is not this node's");
   }
   ReplyMeta ours;
-  const auto proof = auth_mac(secret, 's', client_nonce_, server_nonce_, context_.options.node_id);
+  const auto proof = auth_mac(secret, 's', client_nonce_, server_nonce_, context_->options.node_id);
   ours.mac.assign(proof.begin(), proof.end());
   reply(header, ours);
   ready();
@@ -95,7 +96,8 @@ void Session::ready() {
   stage_ = Stage::kReady;
   last_received_ = last_sent_ = arrived_;
   receiver_.set_limits(limits_);
-  context_.introduced(id_);
+  context_->introduced(id_);
+  leaving_ = lane_ == Lane::kBulk && context_->settle != nullptr;
 }
 
 }  // namespace dfkv::server

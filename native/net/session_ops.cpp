@@ -26,11 +26,11 @@ void Session::do_exists(const FrameHeader& header) {
         header, Status::kRefusedLimit,
         "chunks times parts is over " + std::to_string(kMaxLookupsPerRequest) + ": ask in smaller batches");
   }
-  const auto result = context_.store.exists(*meta_.ns, table, meta_.lease_ms, id_);
+  const auto result = context_->store.exists(*meta_.ns, table, meta_.lease_ms, id_);
   std::vector<std::byte> statuses(result.statuses.size() * 2);
   for (std::size_t i = 0; i < result.statuses.size(); ++i) {
     store_le(statuses.data() + 2 * i, static_cast<std::uint16_t>(result.statuses[i]));
-    counters_.count_item(ItemOp::kExists, result.statuses[i]);
+    counters_->count_item(ItemOp::kExists, result.statuses[i]);
   }
   ReplyMeta meta;
   meta.prefix = result.prefix;
@@ -42,7 +42,7 @@ void Session::do_exists(const FrameHeader& header) {
 template <typename Result, typename Start, typename Answer>
 void Session::answer_when_done(const FrameHeader& header, Start&& start, Answer answer) {
   if (!has_room()) {
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     return refuse(header, Status::kAgainBusy, "too many requests in flight on this connection");
   }
   struct Handoff {
@@ -51,7 +51,7 @@ void Session::answer_when_done(const FrameHeader& header, Start&& start, Answer 
   };
   const auto handoff = std::make_shared<Handoff>();
   const Waiting waiting{next_serial_++, header.opcode};
-  start([handoff, answer, weak = weak_from_this(), loop = &context_.loop, id = header.request_id,
+  start([handoff, answer, weak = weak_from_this(), loop = &context_->loop, id = header.request_id,
          waiting](Result result) {
     handoff->result = std::move(result);
     if (!handoff->other_is_past.exchange(true)) return;
@@ -89,12 +89,12 @@ void Session::do_remove(const FrameHeader& header) {
   keys.reserve(items.size());
   for (const ItemRef& item : items) keys.push_back({*meta_.ns, item.block, item.part});
   answer_when_done<std::vector<Status>>(
-      header, [&](RemoveDone done) { context_.store.remove(keys, std::move(done)); },
+      header, [&](RemoveDone done) { context_->store.remove(keys, std::move(done)); },
       [](Session& self, const FrameHeader& to, std::vector<Status> results) {
         std::vector<std::byte> statuses(results.size() * 2);
         for (std::size_t i = 0; i < results.size(); ++i) {
           store_le(statuses.data() + 2 * i, static_cast<std::uint16_t>(results[i]));
-          self.counters_.count_item(ItemOp::kRemove, results[i]);
+          self.counters_->count_item(ItemOp::kRemove, results[i]);
         }
         self.reply(to, {}, statuses);
       });
@@ -104,7 +104,7 @@ void Session::do_put_ns(const FrameHeader& header) {
   if (!meta_.ns) return refuse(header, Status::kRefusedBadRequest, "PUT_NS names the namespace");
   ReplyMeta meta;
   meta.status =
-      context_.store.put_namespace(*meta_.ns, meta_.descriptor, meta_.label, meta.nearest_differs_in);
+      context_->store.put_namespace(*meta_.ns, meta_.descriptor, meta_.label, meta.nearest_differs_in);
   if (meta.status == Status::kOk) return reply(header, meta);
   meta.reason = meta.status == Status::kRefusedNamespace
                     ? "the descriptor is not canonical, does not have this digest, or is another tenant's"
@@ -118,7 +118,7 @@ void Session::do_erase(const FrameHeader& header) {
   answer_when_done<Result>(
       header,
       [this](std::function<void(Result)> done) {
-        context_.store.erase(*meta_.ns, [done = std::move(done)](Status status, std::uint64_t objects) {
+        context_->store.erase(*meta_.ns, [done = std::move(done)](Status status, std::uint64_t objects) {
           done({status, objects});
         });
       },
@@ -132,7 +132,7 @@ void Session::do_erase(const FrameHeader& header) {
 
 void Session::do_sync(const FrameHeader& header) {
   answer_when_done<Status>(
-      header, [this](StatusDone done) { context_.store.sync(std::move(done)); },
+      header, [this](StatusDone done) { context_->store.sync(std::move(done)); },
       [](Session& self, const FrameHeader& to, Status status) {
         if (status == Status::kOk) return self.reply(to, {});
         self.refuse(to, status,
@@ -143,7 +143,7 @@ void Session::do_sync(const FrameHeader& header) {
 // Pages so that a page fits in one frame. The cursor is the place in the order of registration, which never
 // changes.
 void Session::do_list(const FrameHeader& header) {
-  auto all = context_.store.list();
+  auto all = context_->store.list();
   const std::size_t begin = std::min<std::uint64_t>(meta_.cursor, all.size());
   const std::size_t most =
       meta_.limit == 0 ? kMaxNamespacesPerReply : std::min(meta_.limit, kMaxNamespacesPerReply);
@@ -166,11 +166,11 @@ void Session::do_list(const FrameHeader& header) {
   reply(header, meta, encode_namespaces(all));
 }
 
-void Session::do_stat(const FrameHeader& header) { reply(header, {}, encode_counters(context_.stats())); }
+void Session::do_stat(const FrameHeader& header) { reply(header, {}, encode_counters(context_->stats())); }
 
 void Session::do_lease(const FrameHeader& header) {
   ReplyMeta meta;
-  if (context_.store.renew(meta_.lease_id, meta_.lease_ms)) {
+  if (context_->store.renew(meta_.lease_id, meta_.lease_ms)) {
     meta.lease_id = meta_.lease_id;
   } else {
     meta.status = Status::kMissExpired;
@@ -180,12 +180,12 @@ void Session::do_lease(const FrameHeader& header) {
 
 void Session::do_release(const FrameHeader& header) {
   ReplyMeta meta;
-  if (!context_.store.release(meta_.lease_id)) meta.status = Status::kMissExpired;
+  if (!context_->store.release(meta_.lease_id)) meta.status = Status::kMissExpired;
   reply(header, meta);
 }
 
 void Session::do_subscribe(const FrameHeader& header) {
-  const auto now = context_.views.now();
+  const auto now = context_->views.now();
   if (now.view && now.revision != meta_.known_revision) {
     if (now.view->size() > limits_.max_fragment_bytes) {
       return refuse(header, Status::kRefusedLimit,
@@ -195,13 +195,13 @@ void Session::do_subscribe(const FrameHeader& header) {
   }
   if (meta_.wait_ms == 0) return reply(header, {});
   if (!has_room()) {
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     return refuse(header, Status::kAgainBusy, "too many requests in flight on this connection");
   }
   const std::uint64_t id = header.request_id;
   const auto until = Clock::now() + std::chrono::milliseconds(std::min(meta_.wait_ms, kMaxSubscribeWait_ms));
   Subscription subscription{meta_.known_revision, 0};
-  subscription.timer = context_.loop.at(until, [weak = weak_from_this(), id] {
+  subscription.timer = context_->loop.at(until, [weak = weak_from_this(), id] {
     const auto self = weak.lock();
     if (!self) return;
     self->guarded([&self, id] { self->end_subscription(id, Status::kOk, nullptr); });
@@ -210,7 +210,7 @@ void Session::do_subscribe(const FrameHeader& header) {
 }
 
 void Session::view_changed() {
-  const auto now = context_.views.now();
+  const auto now = context_->views.now();
   if (!now.view) return;
   guarded([this, &now] {
     std::vector<std::uint64_t> answered;
@@ -227,7 +227,7 @@ void Session::end_subscription(std::uint64_t id, Status status, const ViewBoard:
   if (it == requests_.end()) return;
   const auto* subscription = std::get_if<Subscription>(&it->second);
   if (subscription == nullptr) return;
-  context_.loop.cancel(subscription->timer);
+  context_->loop.cancel(subscription->timer);
   requests_.erase(it);
   ReplyMeta meta;
   meta.status = view && view->size() > limits_.max_fragment_bytes ? Status::kRefusedLimit : status;
@@ -239,7 +239,7 @@ void Session::end_subscription(std::uint64_t id, Status status, const ViewBoard:
 void Session::do_cancel() {
   const auto it = requests_.find(meta_.target_request);
   if (it == requests_.end()) return;  // done meanwhile
-  counters_.cancelled.add();
+  counters_->cancelled.add();
   if (auto* get = std::get_if<GetRequest>(&it->second)) {
     cancel_get(it->first, *get);
   } else if (auto* put = std::get_if<PutRequest>(&it->second)) {

@@ -32,7 +32,7 @@ void Session::begin_put(const FrameHeader& header) {
   } else if (header.item != kWholeRequest || !meta_.ns) {
     refuse_put(put, Status::kRefusedBadRequest, "PUT names its namespace");
   } else if (!room) {
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     refuse_put(put, Status::kAgainBusy, "too many requests in flight on this connection");
   } else if (!decode_item_table(table_, put.items)) {
     put.items.clear();
@@ -44,7 +44,7 @@ void Session::begin_put(const FrameHeader& header) {
   }
   if (!held_.take(put.items.size() * sizeof(ItemRef))) {
     put.items = {};
-    counters_.requests_busy.add();
+    counters_->requests_busy.add();
     refuse_put(put, Status::kAgainBusy, "this node holds too many requests: store less at a time");
   }
   put.statuses.assign(put.items.size(), raw(Status::kRefusedAborted));
@@ -68,7 +68,7 @@ bool Session::on_put_meta(const FrameHeader& header, Bytes meta) {
   if (put.refused != Status::kOk) return true;
   RequestMeta fragment;
   if (!meta.empty() && decode_request(meta, fragment) != MetaFault::kNone) {
-    counters_.meta_faults.add();
+    counters_->meta_faults.add();
     refuse_put(put, Status::kRefusedBadRequest, "the meta of an item cannot be read");
     return true;
   }
@@ -99,7 +99,7 @@ void Session::open_item(PutRequest& put, std::size_t index) {
     fail_item(put, Status::kMissDeadline);
   } else {
     auto start =
-        context_.store.begin_put({put.ns, item.block, item.part}, item.route, item.length, put.options);
+        context_->store.begin_put({put.ns, item.block, item.part}, item.route, item.length, put.options);
     put.ticket = std::move(start.ticket);
     put.item_status = start.status;
   }
@@ -140,7 +140,7 @@ void Session::commit_item(std::uint64_t id, PutRequest& put, std::size_t item) {
     Status status = Status::kOk;
   };
   const auto handoff = std::make_shared<Handoff>();
-  put.ticket->commit(*put.announced, [handoff, weak = weak_from_this(), loop = &context_.loop, id,
+  put.ticket->commit(*put.announced, [handoff, weak = weak_from_this(), loop = &context_->loop, id,
                                       serial = put.serial, item](Status status) {
     handoff->status = status;
     if (!handoff->other_is_past.exchange(true)) return;
@@ -180,11 +180,11 @@ void Session::finish_put(std::uint64_t id, PutRequest& put) {
   std::vector<BlockId> used;
   for (std::size_t i = 0; i < put.items.size(); ++i) {
     const auto status = static_cast<Status>(put.statuses[i]);
-    counters_.count_item(ItemOp::kPut, status);
+    counters_->count_item(ItemOp::kPut, status);
     if (is_done(status) && (used.empty() || used.back() != put.items[i].block))
       used.push_back(put.items[i].block);
   }
-  if (!used.empty()) context_.store.stored(put.ns, used);
+  if (!used.empty()) context_->store.stored(put.ns, used);
   ReplyMeta meta;
   meta.status = put.refused;
   meta.reason = put.reason;

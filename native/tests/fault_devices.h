@@ -43,6 +43,7 @@ struct Faults {
   std::atomic<int> delay_us{0};            // before every read and write
   std::atomic<bool> short_moves{false};    // reads and writes move one block
   std::atomic<std::uint64_t> reads{0}, writes{0}, syncs{0};
+  std::atomic<int> reading{0}, most_reading{0};  // reads at the same time
 };
 
 class FaultyDevice final : public Device {
@@ -51,6 +52,7 @@ class FaultyDevice final : public Device {
 
   std::int64_t read_some(std::uint64_t offset, MutableBytes into) override {
     ++faults_.reads;
+    const InFlight counted(faults_);
     delay();
     if (const int error = faults_.read_error; error != 0) return -error;
     return inner_->read_some(offset, into.first(cut(into.size())));
@@ -71,6 +73,19 @@ class FaultyDevice final : public Device {
   [[nodiscard]] std::size_t alignment() const override { return inner_->alignment(); }
 
  private:
+  struct InFlight {
+    explicit InFlight(Faults& to) : faults(to) {
+      const int now = ++faults.reading;
+      int most = faults.most_reading;
+      while (now > most && !faults.most_reading.compare_exchange_weak(most, now)) {
+      }
+    }
+    ~InFlight() { --faults.reading; }
+    InFlight(const InFlight&) = delete;
+    InFlight& operator=(const InFlight&) = delete;
+    Faults& faults;
+  };
+
   void delay() const {
     if (const int us = faults_.delay_us; us != 0) std::this_thread::sleep_for(std::chrono::microseconds(us));
   }

@@ -46,6 +46,7 @@ def test_every_case_is_measured_beside_its_ceiling(short: None) -> None:
     assert told[0] == "memcpy"
     # What the design promises of every batch: one call into the client, payload straight into the caller's memory.
     assert report.gil_acquisitions_per_batch <= 2
+    assert report.gil_held_us_per_batch > 0
     assert report.node_copied_bytes == 0
     assert report.client_copied_bytes < report.payload_bytes / 100
 
