@@ -325,12 +325,12 @@ bool Catalog::make_room(std::size_t size_class) {
 }
 
 bool Catalog::clear_run(SlabAllocator::Run run) {
-  const auto owners = allocator_.owners_in(run);
+  allocator_.owners_in(run, cleared_);
   // A slot that is free of pins may belong to a chunk with a pinned part elsewhere; then the chunk stays.
-  for (const ObjectId id : owners) {
+  for (const ObjectId id : cleared_) {
     if (chunks_[objects_[id].chunk].pins != 0) return false;
   }
-  for (const ObjectId id : owners) {
+  for (const ObjectId id : cleared_) {
     // One chunk may have several parts here: they went with the first.
     if (objects_[id].allocated) drop_chunk(objects_[id].chunk, Departure::kEvicted);
   }

@@ -171,6 +171,7 @@ class Catalog {
   std::uint64_t max_leased_bytes_;
   std::uint64_t seed_[2];  // random: crafted block ids must not pile up in one place of the index
   SlabAllocator allocator_;
+  std::vector<SlabAllocator::Owner> cleared_;  // by clear_run()
   std::unique_ptr<EvictionPolicy> policy_;
   IndexTable chunk_index_;
   IndexTable object_index_;

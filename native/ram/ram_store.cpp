@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "slab/recycled.h"
+
 namespace dfkv {
 
 namespace {
@@ -12,7 +14,7 @@ constexpr std::size_t kChunksPerSlice = 256;
 constexpr std::size_t kWantedChunks = 65'536;
 }  // namespace
 
-class RamStore::Pin final : public ReadPin {
+class RamStore::Pin final : public ReadPin, public Recycled<Pin> {
  public:
   Pin(RamStore& store, Catalog::ObjectId id, Bytes bytes, std::uint64_t checksum)
       : store_(store), id_(id), bytes_(bytes), checksum_(checksum) {}
@@ -30,7 +32,7 @@ class RamStore::Pin final : public ReadPin {
   const std::uint64_t checksum_;
 };
 
-class RamStore::Ticket final : public WriteTicket {
+class RamStore::Ticket final : public WriteTicket, public Recycled<Ticket> {
  public:
   Ticket(RamStore& store, const Catalog::Fill& fill, NamespaceRegistry::Index ns, const ObjectKey& key,
          Route route, const PutOptions& options, MutableBytes bytes)
@@ -169,19 +171,18 @@ Status RamStore::miss_reason(const ChunkKey& key) const {
   return catalog_.miss_reason(key);
 }
 
-Status RamStore::probe(NamespaceRegistry::Index ns, const ChunkKey& key, std::span<const Part> parts,
-                       std::vector<LeaseTable::ObjectId>& found) {
-  found.clear();
+Status RamStore::probe(NamespaceRegistry::Index ns, const ChunkKey& key, std::span<const Part> parts) {
+  found_.clear();
   const Catalog::ChunkId chunk = catalog_.find_chunk(ns, key);
   if (chunk == Catalog::kNone && !disk_) return miss_reason(key);
   for (const Part part : parts) {
     const Catalog::ObjectId id = chunk == Catalog::kNone ? Catalog::kNone : catalog_.find_part(chunk, part);
     if (id != Catalog::kNone) {
-      found.push_back(id);
+      found_.push_back(id);
     } else if (disk_ && disk_->holds({key.ns, key.block, part})) {
-      found.push_back(kOnDisk);
+      found_.push_back(kOnDisk);
     } else {
-      return chunk == Catalog::kNone && found.empty() ? miss_reason(key) : Status::kMissPartMissing;
+      return chunk == Catalog::kNone && found_.empty() ? miss_reason(key) : Status::kMissPartMissing;
     }
   }
   return Status::kOk;
@@ -206,13 +207,12 @@ void RamStore::unpin_for_lease(LeaseTable::ObjectId leased) {
 
 // A chunk is leased with all the parts asked for or not at all.
 bool RamStore::extend_lease(const ChunkKey& key, std::span<const Part> parts,
-                            std::span<const LeaseTable::ObjectId> found,
                             std::vector<LeaseTable::ObjectId>& leased) {
   const std::size_t before = leased.size();
-  if (before + found.size() > max_objects_per_lease_) return false;
-  for (std::size_t i = 0; i < found.size(); ++i) {
+  if (before + found_.size() > max_objects_per_lease_) return false;
+  for (std::size_t i = 0; i < found_.size(); ++i) {
     LeaseTable::ObjectId one = 0;
-    if (pin_for_lease({key.ns, key.block, parts[i]}, found[i], one)) {
+    if (pin_for_lease({key.ns, key.block, parts[i]}, found_[i], one)) {
       leased.push_back(one);
       continue;
     }
@@ -230,9 +230,7 @@ ExistsResult RamStore::exists(const NamespaceId& ns_id, const ExistsTable& table
   const auto ns = namespaces_.find(ns_id);
   if (!ns) return result;
 
-  std::vector<LeaseTable::ObjectId> found;
   std::vector<LeaseTable::ObjectId> leased;
-  found.reserve(table.parts.size());
   bool in_prefix = true;
   bool leasing = lease_ms != 0;
   std::size_t leased_chunks = 0;
@@ -242,12 +240,12 @@ ExistsResult RamStore::exists(const NamespaceId& ns_id, const ExistsTable& table
     const std::lock_guard lock(mutex_);
     for (std::size_t i = begin; i < std::min(begin + slice, table.chunks.size()); ++i) {
       const ChunkKey key{ns_id, table.chunks[i].block};
-      const Status status = probe(*ns, key, table.parts, found);
+      const Status status = probe(*ns, key, table.parts);
       result.statuses[i] = status;
       in_prefix = in_prefix && status == Status::kOk;
       if (!in_prefix) continue;
       ++result.prefix;
-      leasing = leasing && leases_.size() < max_leases_ && extend_lease(key, table.parts, found, leased);
+      leasing = leasing && leases_.size() < max_leases_ && extend_lease(key, table.parts, leased);
       if (leasing) ++leased_chunks;
     }
   }
@@ -314,17 +312,15 @@ void RamStore::stored(const NamespaceId& ns, std::span<const BlockId> batch) {
 void RamStore::used(const NamespaceId& ns_id, std::span<const BlockId> batch, Use use) {
   const auto ns = namespaces_.find(ns_id);
   if (!ns) return;
-  std::vector<Catalog::ChunkId> chunks;
-  chunks.reserve(std::min(batch.size(), kChunksPerSlice));
   for (std::size_t end = batch.size(); end > 0;) {
     const std::size_t begin = end - std::min(end, kChunksPerSlice);
-    chunks.clear();
     const std::lock_guard lock(mutex_);
+    used_.clear();
     for (std::size_t i = begin; i < end; ++i) {
       const auto chunk = catalog_.find_chunk(*ns, {ns_id, batch[i]});
-      if (chunk != Catalog::kNone) chunks.push_back(chunk);
+      if (chunk != Catalog::kNone) used_.push_back(chunk);
     }
-    (catalog_.*use)(chunks);
+    (catalog_.*use)(used_);
     end = begin;
   }
 }

@@ -115,10 +115,9 @@ class RamStore final : public Store {
 
   void used(const NamespaceId& ns_id, std::span<const BlockId> batch, Use use);
   // These two expect the mutex to be held.
-  [[nodiscard]] Status probe(NamespaceRegistry::Index ns, const ChunkKey& key, std::span<const Part> parts,
-                             std::vector<LeaseTable::ObjectId>& found);
+  // probe() leaves in found_ what extend_lease() then leases.
+  [[nodiscard]] Status probe(NamespaceRegistry::Index ns, const ChunkKey& key, std::span<const Part> parts);
   [[nodiscard]] bool extend_lease(const ChunkKey& key, std::span<const Part> parts,
-                                  std::span<const LeaseTable::ObjectId> found,
                                   std::vector<LeaseTable::ObjectId>& leased);
   [[nodiscard]] bool pin_for_lease(const ObjectKey& key, LeaseTable::ObjectId found,
                                    LeaseTable::ObjectId& leased);
@@ -135,6 +134,8 @@ class RamStore final : public Store {
   Catalog catalog_;
   Arena arena_;
   LeaseTable leases_;
+  std::vector<LeaseTable::ObjectId> found_;  // kept from call to call, so that none of them allocates
+  std::vector<Catalog::ChunkId> used_;
   std::uint64_t put_already_ = 0;
   std::uint64_t put_refused_ = 0;
 

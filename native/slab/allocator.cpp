@@ -9,8 +9,8 @@ namespace dfkv {
 namespace {
 constexpr std::uint64_t kMinExtentBytes = 256 * 1024;
 constexpr std::uint64_t kMaxExtentBytes = 32 * 1024 * 1024;
-constexpr std::uint64_t kTargetExtents = 64;
-constexpr std::uint32_t kMaxExtraExtents = 7;  // how far a run may grow to waste less
+constexpr std::uint64_t kTargetExtents = 1024;  // a class that is rarely used holds half of one for nothing
+constexpr std::uint32_t kMaxExtraExtents = 7;   // how far a run may grow to waste less
 }  // namespace
 
 SlabGeometry SlabGeometry::for_capacity(std::uint64_t capacity_bytes) {
@@ -148,13 +148,8 @@ std::uint32_t SlabAllocator::find_free_run(std::uint32_t extents) const {
   return kNone;
 }
 
-std::vector<SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_class, std::size_t limit) const {
-  struct Candidate {
-    std::uint64_t hottest;
-    std::uint64_t used_bytes;
-    Run run;
-  };
-  std::vector<Candidate> candidates;
+std::span<const SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_class, std::size_t limit) {
+  candidates_.clear();
   const std::uint32_t wanted = shapes_[size_class].extents;
   std::uint32_t start = 0;
   while (start < geometry_.extent_count) {
@@ -174,17 +169,17 @@ std::vector<SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_cla
       at += slab.extents;
     }
     candidate.run.count = at - start;
-    if (!busy && candidate.run.count >= wanted) candidates.push_back(candidate);
+    if (!busy && candidate.run.count >= wanted) candidates_.push_back(candidate);
     start += slab_of_[start] == kNone ? 1 : slabs_[start].extents;
   }
-  const std::size_t kept = std::min(limit, candidates.size());
-  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept),
-                    candidates.end(), [](const Candidate& a, const Candidate& b) {
-                      return a.hottest != b.hottest ? a.hottest < b.hottest : a.used_bytes < b.used_bytes;
+  const std::size_t kept = std::min(limit, candidates_.size());
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(kept),
+                    candidates_.end(), [](const Candidate& x, const Candidate& y) {
+                      return x.hottest != y.hottest ? x.hottest < y.hottest : x.used_bytes < y.used_bytes;
                     });
-  std::vector<Run> runs(kept);
-  for (std::size_t i = 0; i < kept; ++i) runs[i] = candidates[i].run;
-  return runs;
+  runs_.clear();
+  for (std::size_t i = 0; i < kept; ++i) runs_.push_back(candidates_[i].run);
+  return runs_;
 }
 
 std::optional<SlabAllocator::Run> SlabAllocator::run_at(std::uint32_t extent, std::size_t size_class) const {
@@ -203,8 +198,8 @@ std::optional<SlabAllocator::Run> SlabAllocator::run_at(std::uint32_t extent, st
   return Run{start, at - start};
 }
 
-std::vector<SlabAllocator::Owner> SlabAllocator::owners_in(Run run) const {
-  std::vector<Owner> owners;
+void SlabAllocator::owners_in(Run run, std::vector<Owner>& out) const {
+  out.clear();
   for (std::uint32_t at = run.first; at < run.first + run.count;) {
     if (slab_of_[at] == kNone) {
       ++at;
@@ -212,11 +207,10 @@ std::vector<SlabAllocator::Owner> SlabAllocator::owners_in(Run run) const {
     }
     const Slab& slab = slabs_[slab_of_[at]];
     for (std::size_t slot = 0; slot < slab.owners.size(); ++slot) {
-      if (slab.used_slots[slot]) owners.push_back(slab.owners[slot]);
+      if (slab.used_slots[slot]) out.push_back(slab.owners[slot]);
     }
     at = slab_of_[at] + slab.extents;
   }
-  return owners;
 }
 
 std::uint64_t SlabAllocator::hottest_in(Run run) const {

@@ -61,9 +61,10 @@ class SlabAllocator {
   // The stamp of the latest use of any object in the slab. Stamps only grow.
   void heat(SlotRef ref, std::uint64_t stamp);
   // Up to `limit` runs without busy slots that would hold a slab of the class, the one whose hottest object
-  // is coldest first.
-  [[nodiscard]] std::vector<Run> coldest_runs(std::size_t size_class, std::size_t limit) const;
-  [[nodiscard]] std::vector<Owner> owners_in(Run run) const;
+  // is coldest first. They stand until the next call.
+  [[nodiscard]] std::span<const Run> coldest_runs(std::size_t size_class, std::size_t limit);
+  // Replaces what is in `out`.
+  void owners_in(Run run, std::vector<Owner>& out) const;
   // The run that holds a slab of the class and starts with the slab or free extent at `extent`; nullopt:
   // there is no room up to the end of the arena, or a busy slot is in it.
   [[nodiscard]] std::optional<Run> run_at(std::uint32_t extent, std::size_t size_class) const;
@@ -121,6 +122,12 @@ class SlabAllocator {
     bool listed = false;
   };
 
+  struct Candidate {  // for coldest_runs()
+    std::uint64_t hottest = 0;
+    std::uint64_t used_bytes = 0;
+    Run run;
+  };
+
   [[nodiscard]] Shape shape_for(std::uint64_t slot_bytes) const;
   [[nodiscard]] std::uint32_t find_free_run(std::uint32_t extents) const;
   void bind(std::uint32_t first, std::size_t size_class);
@@ -134,6 +141,8 @@ class SlabAllocator {
   std::array<std::uint32_t, kSizeClasses> slab_counts_{};
   std::vector<Slab> slabs_;             // one per extent
   std::vector<std::uint32_t> slab_of_;  // per extent: the first extent of its slab, kNone when free
+  std::vector<Candidate> candidates_;   // kept from call to call, so that none of them allocates
+  std::vector<Run> runs_;
   std::uint32_t free_extents_ = 0;
   std::uint64_t used_bytes_ = 0;
 };

@@ -110,7 +110,8 @@ TEST_CASE("the run to clear is the one used longest ago, and never one with a bu
   runs = allocator.coldest_runs(other, 8);
   CHECK(runs.size() == 3);
   CHECK(std::ranges::none_of(runs, [&](auto run) { return run.first == slots[4].slab; }));
-  const auto owners = allocator.owners_in(runs[0]);
+  std::vector<SlabAllocator::Owner> owners;
+  allocator.owners_in(runs[0], owners);
   CHECK(owners == std::vector<std::uint32_t>{8, 9, 10, 11});
   for (const auto owner : owners) allocator.release(slots[owner]);
   CHECK(allocator.allocate(other, 99));
@@ -128,7 +129,9 @@ TEST_CASE("a run to clear for a large object holds whole slabs") {
   REQUIRE(!runs.empty());
   CHECK(runs[0].first == 4);  // extents 4-7: slabs 2 and 3, used longest ago
   CHECK(runs[0].count == 4);
-  for (const auto owner : allocator.owners_in(runs[0])) allocator.release(slots[owner]);
+  std::vector<SlabAllocator::Owner> owners;
+  allocator.owners_in(runs[0], owners);
+  for (const auto owner : owners) allocator.release(slots[owner]);
   CHECK(allocator.allocate(three, 50));
 }
 
