@@ -62,8 +62,8 @@ Client::Client(Options options)
   const BlockSignals block;
   try {
     for (const auto lane : {Lane::kControl, Lane::kBulk}) {
-      auto& [core, thread] = (*workers_)[static_cast<std::size_t>(lane)];
-      thread = std::thread([core, lane] {
+      Worker& worker = (*workers_)[static_cast<std::size_t>(lane)];
+      worker.thread = std::thread([core = worker.core, lane] {
         ::pthread_setname_np(::pthread_self(), lane == Lane::kControl ? "dfkv-lookups" : "dfkv-payload");
         if (lane == Lane::kControl) prefer_short_turns();
         core->run();

@@ -6,7 +6,9 @@ import json
 import random
 import signal
 import struct
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,28 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "--capacity" in unsized.stderr
     unnamed = dfkv("serve", "--port", "0", "--dir", str(tmp_path / "a"), "--capacity", "64MiB")
     assert "node_id" in unnamed.stderr
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    home = tmp_path / "tmpfs"
+    home.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(home)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    yield home
+    subprocess.run(["umount", str(home)], check=True)
+
+
+def test_a_tmpfs_without_room_is_refused_at_once(small_tmpfs: Path) -> None:
+    refused = dfkv("serve", "--port", "0", "--node-id", "n-1", "--dir", str(small_tmpfs), "--capacity", "64MiB")
+    assert refused.returncode == 1
+    assert str(small_tmpfs) in refused.stderr
+    assert "No space left" in refused.stderr
+    assert "give a smaller --capacity" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize("command", ["inspect", "scrub"])
