@@ -1,9 +1,9 @@
-"""Long random tests: every fuzzer for a while, membership in virtual time, a thousand crashes of a store, and the
-property tests with many more examples.
+"""Long random tests: every fuzzer for a while, membership in virtual time, a thousand crashes of a store, a soak of real
+nodes and clients, and the property tests with many more examples.
 
-usage: python -m tools.torture [--seconds N] [--crashes N]
+usage: python -m tools.torture [--seconds N] [--crashes N] [--soak-seconds N]
 
-N seconds per fuzzer (default 60), N crashes (default 1000)
+N seconds per fuzzer (default 60), N crashes (default 1000), a soak of N seconds (default 300)
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ PROPERTY_DEADLINE_S = 3600
 BUILD_DEADLINE_S = 1500
 CRASH_DEADLINE_S = 30  # of one crash, with its restart
 HISTORIES = 100_000
+SOAK_END_DEADLINE_S = 300  # beyond the soak's own length
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--crashes", type=int, default=1000)
+    parser.add_argument("--soak-seconds", type=int, default=300)
     arguments = parser.parse_args()
     failed = run_fuzzers(arguments.seconds)
     print(f"torture: membership: {HISTORIES} histories", flush=True)
@@ -38,6 +40,10 @@ def main() -> int:
         failed.append("membership")
     if not crash(arguments.crashes):
         failed.append("crashes")
+    soak = [sys.executable, "-m", "tests.soak", "--seconds", str(arguments.soak_seconds)]
+    limit = arguments.soak_seconds + SOAK_END_DEADLINE_S
+    if subprocess.run(soak, cwd=ROOT, check=False, timeout=limit).returncode:
+        failed.append("soak")
     tests = [sys.executable, "-m", "pytest", "-m", "not engine and not native", "--hypothesis-profile=torture"]
     if subprocess.run([*tests, "tests"], cwd=ROOT, check=False, timeout=PROPERTY_DEADLINE_S).returncode:
         failed.append("property tests")
