@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from dfkv_core.completions import Completions, OperationFuture
 from dfkv_core.keys import pack_chunks, pack_items, pack_parts, route_of, split_ids
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dfkv_core import _native
 
 T = TypeVar("T")
+Ack = Literal["ram", "disk"]
 
 # The native client ends every operation at its deadline; this is for a machine that is out of breath.
 _GRACE_MS = 2000.0
@@ -266,10 +267,13 @@ class Client:
         deadline_ms: float | None = None,
         replace: bool = False,
         recompute_us: int = 0,
+        ack: Ack = "ram",
     ) -> BatchResult:
         """Stores objects. Write-once: a key that is there gives `already`, unless replace. recompute_us: what the
-        batch would cost to compute again, for eviction. The buffers must not change until this is done."""
-        return self._now(self._put(namespace, batch, deadline_ms, replace, recompute_us))
+        batch would cost to compute again, for eviction. ack: "ram" promises that it is found, "disk" that it is after a
+        crash too (`again_disk` when no disk could take it, a refusal where there is none). The buffers must not change
+        until this is done."""
+        return self._now(self._put(namespace, batch, deadline_ms, replace, recompute_us, ack))
 
     async def put_async(
         self,
@@ -279,9 +283,10 @@ class Client:
         deadline_ms: float | None = None,
         replace: bool = False,
         recompute_us: int = 0,
+        ack: Ack = "ram",
     ) -> BatchResult:
         """put() for asyncio."""
-        return await self._awaited(self._put(namespace, batch, deadline_ms, replace, recompute_us))
+        return await self._awaited(self._put(namespace, batch, deadline_ms, replace, recompute_us, ack))
 
     def put_future(
         self,
@@ -291,9 +296,10 @@ class Client:
         deadline_ms: float | None = None,
         replace: bool = False,
         recompute_us: int = 0,
+        ack: Ack = "ram",
     ) -> OperationFuture[BatchResult]:
         """put() for threads."""
-        return self._future(self._put(namespace, batch, deadline_ms, replace, recompute_us))
+        return self._future(self._put(namespace, batch, deadline_ms, replace, recompute_us, ack))
 
     # ---- the rest
 
@@ -326,6 +332,13 @@ class Client:
     def ping(self, *, deadline_ms: float = 1000) -> dict[str, int | None]:
         """Microseconds to each node and back."""
         return self._ask(self.native.ping(deadline_ms), deadline_ms)
+
+    def sync(self, *, deadline_ms: float = 30_000) -> dict[str, bool]:
+        """Makes what was stored before survive a crash. Per node id whether it does: not on a node without disks."""
+        return {
+            node_id: answer is not None
+            for node_id, answer in self._ask(self.native.sync(deadline_ms), deadline_ms).items()
+        }
 
     def view(self) -> bytes | None:
         """The view of the cluster in wire form; None before the first."""
@@ -407,12 +420,13 @@ class Client:
         deadline_ms: float | None,
         replace: bool,
         recompute_us: int,
+        ack: Ack,
     ) -> _Started[BatchResult]:
         self._check_open()
         tables = _Tables.of(batch, writable=False)
         limit = self.deadlines.save_ms if deadline_ms is None else deadline_ms
         operation = self.native.put(
-            namespace, tables.items, tables.segments, tables.counts, limit, replace, recompute_us
+            namespace, tables.items, tables.segments, tables.counts, limit, replace, recompute_us, ack == "disk"
         )
         return _Started(operation, BatchResult.of, limit, tables.buffers)
 

@@ -133,7 +133,7 @@ OperationHandle exists(const ClientHandle& self, nb::bytes ns, nb::object chunks
 
 OperationHandle transfer(Kind kind, const ClientHandle& self, nb::bytes ns, nb::object items,
                          nb::object segments, nb::object counts, double deadline_ms, bool replace,
-                         std::uint64_t recompute_us) {
+                         std::uint64_t recompute_us, Ack ack) {
   GilTime time(self.get().counters());
   const BufferView item_view(items);
   const BufferView segment_view(segments);
@@ -144,6 +144,7 @@ OperationHandle transfer(Kind kind, const ClientHandle& self, nb::bytes ns, nb::
     Input input;
     input.kind = kind;
     input.ns = id;
+    input.ack = ack;
     input.replace = replace;
     input.recompute_us = recompute_us;
     take_entries(input, item_view.bytes(), "items");
@@ -345,19 +346,21 @@ void bind_client_class(nb::module_& m) {
           "get",
           [](const ClientHandle& self, nb::bytes ns, nb::object items, nb::object segments, nb::object counts,
              double deadline_ms) {
-            return transfer(Kind::kGet, self, ns, items, segments, counts, deadline_ms, false, 0);
+            return transfer(Kind::kGet, self, ns, items, segments, counts, deadline_ms, false, 0,
+                            Ack::kRam);
           },
           nb::arg("namespace"), nb::arg("items"), nb::arg("segments"), nb::arg("counts"),
           nb::arg("deadline_ms"))
       .def(
           "put",
           [](const ClientHandle& self, nb::bytes ns, nb::object items, nb::object segments, nb::object counts,
-             double deadline_ms, bool replace, std::uint64_t recompute_us) {
-            return transfer(Kind::kPut, self, ns, items, segments, counts, deadline_ms, replace,
-                            recompute_us);
+             double deadline_ms, bool replace, std::uint64_t recompute_us, bool durable) {
+            return transfer(Kind::kPut, self, ns, items, segments, counts, deadline_ms, replace, recompute_us,
+                            durable ? Ack::kDisk : Ack::kRam);
           },
           nb::arg("namespace"), nb::arg("items"), nb::arg("segments"), nb::arg("counts"),
-          nb::arg("deadline_ms"), nb::arg("replace") = false, nb::arg("recompute_us") = 0)
+          nb::arg("deadline_ms"), nb::arg("replace") = false, nb::arg("recompute_us") = 0,
+          nb::arg("durable") = false)
       .def("remove", &remove_items, nb::arg("namespace"), nb::arg("items"), nb::arg("deadline_ms"))
       .def(
           "release",
@@ -390,6 +393,12 @@ void bind_client_class(nb::module_& m) {
           "ping",
           [](const ClientHandle& self, double deadline_ms) {
             return ask_nodes(self, Kind::kPing, {}, deadline_ms);
+          },
+          nb::arg("deadline_ms"))
+      .def(
+          "sync",
+          [](const ClientHandle& self, double deadline_ms) {
+            return ask_nodes(self, Kind::kSync, {}, deadline_ms);
           },
           nb::arg("deadline_ms"))
       .def("view", &encoded_view)

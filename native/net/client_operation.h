@@ -49,6 +49,7 @@ struct Input {
   std::vector<std::uint32_t> first_segment;  // count + 1 positions in `segments`
   std::uint64_t payload_bytes = 0;
   std::uint32_t lease_ms = 0;
+  Ack ack = Ack::kRam;  // PUT
   bool replace = false;
   std::uint64_t recompute_us = 0;
 

@@ -123,6 +123,7 @@ void Core::plan_keys(const std::shared_ptr<Operation>& op, const Ring& ring,
       request->opcode = opcode_of(op->kind());
       request->meta.ns = input.ns;
       request->meta.lease_ms = input.lease_ms;
+      request->meta.ack = input.ack;
       request->meta.replace = input.replace;
       request->meta.recompute_us = input.recompute_us;
       request->deadline = op->deadline;

@@ -42,17 +42,17 @@ struct Segment {
 };
 static_assert(sizeof(Segment) == 16);
 
-enum class Kind : std::uint8_t { kExists, kGet, kPut, kRemove, kErase, kList, kStat, kPing };
-inline constexpr std::size_t kKinds = 8;
+enum class Kind : std::uint8_t { kExists, kGet, kPut, kRemove, kErase, kList, kStat, kPing, kSync };
+inline constexpr std::size_t kKinds = 9;
 
 [[nodiscard]] constexpr const char* kind_name(Kind kind) {
-  constexpr const char* names[kKinds] = {"exists", "get", "put", "remove", "erase", "list", "stat", "ping"};
+  constexpr const char* names[kKinds] = {"exists", "get", "put", "remove", "erase", "list", "stat", "ping", "sync"};
   return names[static_cast<std::size_t>(kind)];
 }
 
 [[nodiscard]] constexpr Opcode opcode_of(Kind kind) {
   constexpr Opcode opcodes[kKinds] = {Opcode::kExists, Opcode::kGet,  Opcode::kPut,  Opcode::kRemove,
-                                      Opcode::kErase,  Opcode::kList, Opcode::kStat, Opcode::kPing};
+                                      Opcode::kErase,  Opcode::kList, Opcode::kStat, Opcode::kPing, Opcode::kSync};
   return opcodes[static_cast<std::size_t>(kind)];
 }
 

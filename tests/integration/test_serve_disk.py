@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dfkv_core.client import Client, Item
+from dfkv_core.keys import Status
 from dfkv_core.metrics_table import is_described
 from tests.integration.serve_process import ServeProcess, dfkv, serving
 
@@ -99,6 +100,36 @@ def test_a_node_is_warm_after_kill_9(tmp_path: Path, objects: dict[bytes, bytes]
         server.process.wait(10)
     with serving(tmp_path / "3.log", *flags) as server:
         assert server.ready["disk_objects"] == 0
+
+
+def test_what_was_acknowledged_from_disk_or_synced_outlives_kill_9(tmp_path: Path, objects: dict[bytes, bytes]) -> None:
+    flags = arguments(tmp_path / "a", ram="64MiB")
+    blocks = list(objects)
+    durable, synced = {b: objects[b] for b in blocks[:30]}, {b: objects[b] for b in blocks[30:]}
+    with serving(tmp_path / "1.log", *flags) as server, Client.open([server.address]) as client:
+        namespace = client.add_namespace(DESCRIPTOR, "disk tests")
+        batch = [Item(block, 0, memoryview(data)) for block, data in durable.items()]
+        assert client.put(namespace, batch, ack="disk", deadline_ms=DEADLINE_MS).ok
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait(10)
+    with serving(tmp_path / "2.log", *flags) as server, Client.open([server.address]) as client:
+        check(client, durable)
+        put(client, synced)
+        assert client.sync() == {"n-1": True}
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait(10)
+    with serving(tmp_path / "3.log", *flags) as server, Client.open([server.address]) as client:
+        check(client, objects)
+
+
+def test_a_node_without_disks_promises_none(tmp_path: Path, objects: dict[bytes, bytes]) -> None:
+    with serving(tmp_path / "1.log", "--ram", "64MiB") as server, Client.open([server.address]) as client:
+        namespace = client.add_namespace(DESCRIPTOR, "disk tests")
+        block, data = next(iter(objects.items()))
+        result = client.put(namespace, [Item(block, 0, memoryview(data))], ack="disk", deadline_ms=DEADLINE_MS)
+        assert not result.ok
+        assert list(result.statuses) == [Status.REFUSED_UNSUPPORTED]
+        assert list(client.sync(deadline_ms=DEADLINE_MS).values()) == [False]
 
 
 def test_a_clean_stop_writes_what_is_dirty(tmp_path: Path, objects: dict[bytes, bytes]) -> None:
