@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from .guard import descendants
+from .stopping import stop_process
 
 GUARD = Path(__file__).resolve().with_name("guard.py")
 Server = TypeVar("Server", bound="ServerProcess")
@@ -104,7 +105,7 @@ class ServerProcess:
         """Within: the server is stopped with SIGSTOP, alive and silent."""
         pids = self.pids()
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop_process(pid)
         try:
             yield
         finally:

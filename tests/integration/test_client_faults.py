@@ -18,6 +18,7 @@ import pytest
 
 from dfkv_core.client import Client, Item
 from dfkv_core.keys import Status
+from tests.engines.stopping import stop_process
 from tests.integration.serve_process import ServeProcess, clean_environ, serving
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,7 @@ def test_a_stopped_node_costs_the_deadline_and_is_used_again(server: ServeProces
     with Client.open([server.address], connect_timeout_ms=300) as client:
         namespace = client.add_namespace(DESCRIPTOR)
         assert client.put(namespace, [Item(bytes(16), 0, data)], deadline_ms=DEADLINE_MS).ok
-        os.kill(server.pid, signal.SIGSTOP)
+        stop_process(server.pid)
         try:
             memory = bytearray(len(data))
             kinds: list[Callable[[], Status]] = [

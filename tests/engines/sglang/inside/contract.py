@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from stopping import stop_process
 
 from dfkv_connectors.sglang import DfkvHiCache
 
@@ -326,7 +327,7 @@ class Contract(unittest.TestCase):
         }
         pids = [int(pid) for pid in os.environ["DFKV_TEST_PIDS"].split(",")]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop_process(pid)
         try:
             for name, (call, miss) in calls.items():
                 started = time.monotonic()

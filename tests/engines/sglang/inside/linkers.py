@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.unified_cache.linker_factory import create_unified_cac
 from sglang.srt.runtime_context import get_parallel, get_server_args
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_prefix
+from stopping import stop_process
 
 _names = itertools.count()
 SWA_MAMBA = CacheConfig(
@@ -155,7 +156,7 @@ class Linkers(Caches):
         cache, allocator, requests, linker, _ = self.linked(save_deadline_ms=1000)
         pids = [int(pid) for pid in os.environ["DFKV_TEST_PIDS"].split(",")]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop_process(pid)
         try:
             times = []
             request = self._make_req(requests)

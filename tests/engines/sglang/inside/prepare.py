@@ -4,11 +4,13 @@ import importlib.machinery
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import torch
 import transformers  # noqa: F401
 
 warnings.filterwarnings("ignore")
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # what the tests of all engines share
 
 # The fixtures' module imports benchmarks, and those a package that nothing here uses.
 _datasets = types.ModuleType("datasets")
