@@ -80,6 +80,7 @@ class _Member:
             store.PutNode: self._put_node,
             store.PutView: self._put_view,
             store.PutDrain: self._put_drain,
+            store.DropDrain: self._drop_drain,
             store.PutConsumer: self._put_consumer,
             store.DeleteConsumer: self._delete_consumer,
             store.ListConsumers: self._list_consumers,
@@ -166,6 +167,14 @@ class _Member:
             await self.client.put(key, str(command.incarnation).encode())
         else:
             await self.client.delete(key)
+
+    async def _drop_drain(self, command: store.DropDrain) -> None:
+        key = self._keys.drain(command.id).encode()
+        value = str(command.incarnation).encode()
+        unchanged = (self.client.transactions.value(key) == value).build_message()
+        delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+        await self.client.connect()
+        await self._call(self.client.kvstub.Txn, rpc.TxnRequest(compare=[unchanged], success=[delete]))
 
     async def _put_consumer(self, command: store.PutConsumer) -> None:
         consumer = command.consumer

@@ -8,12 +8,12 @@ replicas with different memories do not undo each other's decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dfkv_core.membership.view import NodeEntry, NodeState
+from dfkv_core.membership.view import USED_STATES, NodeEntry, NodeState, usable
 
-_USED = (NodeState.SERVING, NodeState.DRAINING)
+_MOST_ARRIVALS = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,20 @@ def contact_regained(memory: Memory, now_s: float, policy: GuardPolicy) -> Memor
     return replace(memory, settled_at_s=now_s + policy.ttl_s, missing_since_s={})
 
 
+def noticed(
+    memory: Memory, before: Sequence[NodeEntry], after: Sequence[NodeEntry], now_s: float, policy: GuardPolicy
+) -> Memory:
+    """Somebody else has published `after` where this replica knew `before`: what came and went counts as if it had
+    decided that itself. Otherwise each replica would believe a loss of its own, and count a flapping node anew."""
+    old = {node.id for node in before if node.state != NodeState.GONE}
+    arrivals = dict(memory.arrivals_at_s)
+    for node in after:
+        if node.state != NodeState.GONE and node.id not in old:
+            arrivals[node.id] = _arrived(arrivals.get(node.id, ()), now_s, policy)
+    lost = old - {node.id for node in after}
+    return replace(memory, arrivals_at_s=arrivals, losses_at_s=(*memory.losses_at_s, *[now_s] * len(lost)))
+
+
 def at_rest(memory: Memory) -> bool:
     """Whether the passing of time alone changes nothing."""
     return not memory.missing_since_s and not memory.joining_since_s
@@ -80,10 +94,9 @@ def decide(
         old = before.get(node_id)
         new = old is None or (old.state == NodeState.GONE and entry.state != NodeState.GONE)
         if new and entry.state != NodeState.GONE:
-            recent = [at for at in arrivals.get(node_id, ()) if at > now_s - policy.flap_window_s]
-            arrivals[node_id] = (*recent, now_s)[-16:]
+            arrivals[node_id] = _arrived(arrivals.get(node_id, ()), now_s, policy)
         state = _wanted(entry, drained)
-        if state in _USED and (new or (old is not None and old.state == NodeState.JOINING)):
+        if state in USED_STATES and (new or (old is not None and old.state == NodeState.JOINING)):
             since = now_s if new else memory.joining_since_s.get(node_id, now_s)
             if now_s - since < _wait_s(len(arrivals.get(node_id, ())), first=new, policy=policy):
                 state = NodeState.JOINING
@@ -92,13 +105,10 @@ def decide(
     if not usable(nodes[node_id] for node_id in alive):
         # Better one that may go again than none but the lost.
         nodes = {node_id: _promoted(node) for node_id, node in nodes.items()}
+    # Names that never come again are forgotten.
+    arrivals = {node_id: times for node_id, times in arrivals.items() if times[-1] > now_s - policy.flap_window_s}
     memory = replace(memory, arrivals_at_s=arrivals, joining_since_s=joining)
     return Decision(tuple(nodes[node_id] for node_id in sorted(nodes)), memory)
-
-
-def usable(nodes: Iterable[NodeEntry]) -> bool:
-    """Whether somebody can be read. A view without is never published, and never taken."""
-    return any(node.state in _USED for node in nodes)
 
 
 def _losses(
@@ -112,7 +122,7 @@ def _losses(
     missing = [node for node_id, node in before.items() if node_id not in registered]
     since = {node.id: memory.missing_since_s.get(node.id, now_s) for node in missing}
     losses = [at for at in memory.losses_at_s if at > now_s - policy.ttl_s]
-    used = sum(node.state in _USED for node in before.values())
+    used = sum(node.state in USED_STATES for node in before.values())
     allowance = max(1, int(policy.loss_share * (used + len(losses)))) - len(losses)
     kept = {}
     for node in sorted(missing, key=lambda node: (since[node.id], node.id)):
@@ -127,6 +137,11 @@ def _losses(
             kept[node.id] = node
     still = {node_id: since[node_id] for node_id in kept}
     return kept, replace(memory, missing_since_s=still, losses_at_s=tuple(losses))
+
+
+def _arrived(times_s: Sequence[float], now_s: float, policy: GuardPolicy) -> tuple[float, ...]:
+    """Times of a node's arrivals that still count, with one at now_s."""
+    return (*(at for at in times_s if at > now_s - policy.flap_window_s), now_s)[-_MOST_ARRIVALS:]
 
 
 def _wanted(entry: NodeEntry, drained: Mapping[str, int]) -> NodeState:

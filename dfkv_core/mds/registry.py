@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dfkv_core.mds.guard import Decision, GuardPolicy, Memory, at_rest, contact_regained, decide, usable
+from dfkv_core.mds.guard import Decision, GuardPolicy, Memory, at_rest, contact_regained, decide, noticed
 from dfkv_core.mds.store import (
+    DropDrain,
     GetNode,
     Grant,
     Held,
@@ -19,7 +20,7 @@ from dfkv_core.mds.store import (
     Steps,
     StoreError,
 )
-from dfkv_core.membership.view import NodeEntry, NodeState, View
+from dfkv_core.membership.view import NodeEntry, NodeState, View, usable
 
 _TRIES = 3
 
@@ -64,7 +65,7 @@ def judge_beat(held: Held | None, entry: NodeEntry) -> str | None:
 
 
 def heartbeat(known: Mapping[str, Held], entry: NodeEntry, lease: int, ttl_s: int) -> Steps[Answer]:
-    """Registers or renews. known: the registrations as last read.
+    """Registers or renews. known: the registrations as read lately, see Replica.known().
 
     A renewal costs one call. A lease alone proves nothing: the key must be the node's own, under that lease."""
     held = known.get(entry.id)
@@ -106,10 +107,19 @@ class Replica:
     """What is told to nodes and clients. Only ever replaced by a newer one."""
     agreed: bool = False
     """The view is what the last look at etcd led to: without a change there is nothing to decide."""
+    leap: bool = False
+    """etcd was out of reach, and may come from a backup: others may have told views that it does not have."""
 
     @classmethod
     def fresh(cls, now_s: float) -> Replica:
         return cls(Memory(settled_at_s=now_s))
+
+    def known(self, now_s: float, silence_s: float) -> Mapping[str, Held]:
+        """The registrations, where the last look is recent enough to answer a heartbeat by it; otherwise none.
+
+        Renewals may get through where reads do not: a key that is lost meanwhile would be missed by nobody."""
+        recent = self.read_at_s is not None and now_s - self.read_at_s <= silence_s
+        return self.snapshot.nodes if recent else {}
 
 
 @dataclass(frozen=True)
@@ -125,12 +135,14 @@ def tick(replica: Replica, moment: Moment, policy: GuardPolicy, silence_s: float
     """Reads etcd, and publishes a view where the nodes have changed. silence_s: longer than this without a read, and
     etcd counts as having been away. Raises StoreError."""
     snapshot: Snapshot = yield Read()
-    memory = replica.memory
+    memory, leap = replica.memory, replica.leap
     if replica.read_at_s is None or moment.now_s - replica.read_at_s > silence_s:
-        memory = contact_regained(memory, moment.now_s, policy)
+        memory, leap = contact_regained(memory, moment.now_s, policy), True
     elif replica.agreed and snapshot == replica.snapshot and at_rest(memory):
         return replace(replica, read_at_s=moment.now_s)
     published = newest(replica.view, snapshot.view)
+    if replica.view is not None and published is not None and published != replica.view:
+        memory = noticed(memory, replica.view.nodes, published.nodes, moment.now_s, policy)
     decision: Decision = decide(
         published.nodes if published is not None else (),
         {node_id: held.entry for node_id, held in snapshot.nodes.items()},
@@ -145,21 +157,20 @@ def tick(replica: Replica, moment: Moment, policy: GuardPolicy, silence_s: float
         published is None or decision.nodes != published.nodes or published != snapshot.view
     ):
         lost = published is not None and snapshot.view != published
-        view = next_view(published, decision.nodes, moment, leap=lost)
+        view = next_view(published, decision.nodes, moment, leap=lost or leap)
         try:
             written = yield PutView(view, snapshot.view_revision)
         except StoreError:
             written = 0
         if not written:
             # Another replica was quicker, or it is not known: the next read tells. Nothing was decided.
-            return replace(
-                replica, memory=memory, read_at_s=moment.now_s, snapshot=snapshot, view=published, agreed=False
-            )
+            return Replica(memory, moment.now_s, snapshot, published, agreed=False, leap=leap)
+        leap = False
     for node_id, incarnation in snapshot.drained.items():
         held = snapshot.nodes.get(node_id)
         if held is not None and held.entry.incarnation != incarnation:
-            yield PutDrain(node_id, 0)  # of an earlier start of the node
-    return Replica(decision.memory, moment.now_s, snapshot, view, agreed=view == snapshot.view)
+            yield DropDrain(node_id, incarnation)  # of an earlier start of the node
+    return Replica(decision.memory, moment.now_s, snapshot, view, agreed=view == snapshot.view, leap=leap)
 
 
 def newest(told: View | None, stored: View | None) -> View | None:
@@ -172,7 +183,8 @@ def newest(told: View | None, stored: View | None) -> View | None:
 def next_view(published: View | None, nodes: tuple[NodeEntry, ...], moment: Moment, *, leap: bool = False) -> View:
     """Revisions follow the time of day where it goes on, so that an etcd restored from a backup does not fall behind.
 
-    leap: etcd has lost views. Another replica may have told some that this one never saw: their revisions are passed."""
+    leap: etcd has lost views, or may have. Another replica may have told some that this one never saw: their revisions
+    are passed."""
     if published is None:
         return View(moment.new_cluster_id, moment.wall_ms, nodes)
     step = 1000 + int.from_bytes(moment.new_cluster_id[8:10], "big") if leap else 1

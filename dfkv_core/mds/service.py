@@ -116,7 +116,8 @@ class MembershipService:
         if held is None and len(known) >= MAX_NODES:
             self.counters["refused"] += 1
             return Busy(f"group {self.group!r} has {len(known)} nodes, which is the most")
-        answer = await self.run(registry.heartbeat(known, entry, lease, self.ttl_s))
+        recent = self._replica.known(time.monotonic(), SILENCE_S)
+        answer = await self.run(registry.heartbeat(recent, entry, lease, self.ttl_s))
         if not isinstance(answer, Accepted):
             self.counters["refused"] += 1
         elif held is None or held.entry != entry:

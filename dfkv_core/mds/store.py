@@ -102,6 +102,14 @@ class PutDrain(Command):
 
 
 @dataclass(frozen=True)
+class DropDrain(Command):
+    """None. Only the wish for that incarnation goes: another may have been put since."""
+
+    id: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Consumer:
     """Who uses the cache: one client with a subscription."""
 

@@ -208,9 +208,7 @@ class MdsMembership(LocalMembership):
                 await asyncio.sleep(min(0.1 * 2**failures, 5.0))
 
     def _take(self, view: View) -> None:
-        known = self._current()
-        usable = any(node.state in (NodeState.SERVING, NodeState.DRAINING) for node in view.nodes)
-        if usable and (known is None or (view.cluster_id, view.revision) > (known.cluster_id, known.revision)):
+        if view.follows(self._current()):
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 self._publish(lambda _: view)
             self._settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -33,6 +34,14 @@ class NodeEntry:
     unix_path: str = ""
 
 
+USED_STATES = (NodeState.SERVING, NodeState.DRAINING)
+
+
+def usable(nodes: Iterable[NodeEntry]) -> bool:
+    """Whether somebody can be read. A view without is never published, and never taken."""
+    return any(node.state in USED_STATES for node in nodes)
+
+
 @dataclass(frozen=True)
 class View:
     """An immutable picture of the cluster. (cluster_id, revision) orders views of one cluster."""
@@ -41,6 +50,11 @@ class View:
     revision: int
     nodes: tuple[NodeEntry, ...] = field(default=())
     placement_rule: int = 1
+
+    def follows(self, known: View | None) -> bool:
+        """Whether a node that goes by `known` goes by this one instead: usable, and later. None: it has none yet."""
+        later = known is None or (self.cluster_id, self.revision) > (known.cluster_id, known.revision)
+        return later and usable(self.nodes)
 
     def encode(self) -> bytes:
         """The wire form. Raises ValueError where a field is over its limit. Any thread."""

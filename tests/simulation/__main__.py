@@ -1,6 +1,6 @@
 """Many random histories on every core: python -m tests.simulation [--histories N] [--first SEED]
 
-Names the seed of each history that breaks an invariant, and exits with 1 when there is one.
+Names the seed of each history that breaks an invariant, and exits with 1 when there is one. --trace SEED tells one of them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,26 @@ def run(first: int, count: int) -> tuple[int, list[str]]:
     return views, failures
 
 
+def trace(seed: int) -> int:
+    """What happens in the history of one seed, event by event."""
+    history = History(seed)
+    history.world.tracing = True
+    try:
+        history.run()
+    except InvariantError as error:
+        print(error)
+        return 1
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--histories", type=int, default=2000)
     parser.add_argument("--first", type=int, default=random.SystemRandom().randrange(1 << 40))
+    parser.add_argument("--trace", type=int, metavar="SEED")
     arguments = parser.parse_args()
+    if arguments.trace is not None:
+        return trace(arguments.trace)
     last = arguments.first + arguments.histories
     starts = range(arguments.first, last, BATCH)
     counts = [min(BATCH, last - start) for start in starts]

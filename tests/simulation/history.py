@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dfkv_core.membership.view import NodeEntry
 from tests.simulation.actors import ETCD_CALL_S, POLICY, POLL_S, SILENCE_S, TTL_S, Client, Node, Service
 from tests.simulation.checks import SAMPLE_S, Checks
-from tests.simulation.world import Etcd, Network, World
+from tests.simulation.world import Etcd, Network, World, describe
 
 FAULTS_S = 120.0
 REST_S = 4 * TTL_S + POLICY.max_wait_s
@@ -28,13 +28,15 @@ class History:
         self.etcd = Etcd(world)
         self.checks = Checks(self)
         self.etcd.on_view = self.checks.published
+        self.etcd.on_node = self.checks.registered
         self.only_nodes_fail = seed % 4 == 0 and not only
         self.data_loss = seed % 4 == 1
         self.mass_loss = False
         self.mended = False
+        self.services_stay = True
+        """No service was restarted or cut off so far: each has seen every view."""
         self.etcd_stopped_s = self.etcd_back_s = -1000.0
         """etcd_back_s: the end of the last outage that no service could overlook."""
-        self.missing_since_s: dict[str, float] = {}
         self.services = [Service(self, f"mds-{i}") for i in range(world.random.choice((1, 2, 2, 3)))]
         self.nodes = [Node(self, f"node-{i}", f"10.0.0.{i}:7440") for i in range(world.random.randint(1, 8))]
         self.clients = [Client(self, f"client-{i}") for i in range(2)]
@@ -42,11 +44,15 @@ class History:
     def run(self) -> None:
         """Raises InvariantError."""
         world = self.world
+        world.trace(*(service.name for service in self.services), *(client.name for client in self.clients))
+        world.trace(describe(node.entry for node in self.nodes))
         for at in range(10, int(FAULTS_S + REST_S), SAMPLE_S):
             world.after(at, self.checks.steady)
         world.after(15, self.etcd.back_up)
         for _ in range(world.random.randint(1, 6)):
-            world.after(20 + (FAULTS_S - 20) * world.random.random(), self._fault())
+            at_s, fault = 20 + (FAULTS_S - 20) * world.random.random(), self._fault()
+            world.trace(f"at {at_s:.3f}:", getattr(fault, "__name__", ""))
+            world.after(at_s, fault)
         world.run_until(FAULTS_S)
         self._mend()
         world.run_until(FAULTS_S + REST_S)
@@ -56,9 +62,6 @@ class History:
 
     def alive(self, node_id: str) -> list[Node]:
         return [node for node in self.nodes if node.id == node_id and node.up]
-
-    def others_alive(self, node_id: str) -> bool:
-        return any(node.up and node.id != node_id for node in self.nodes)
 
     def node_of(self, entry: NodeEntry) -> Node | None:
         for node in self.nodes:
@@ -78,11 +81,16 @@ class History:
             self._flap,
             self._drain,
             self._replace_client,
+            self._freeze,
+            self._twin,
         ]
         if not self.only_nodes_fail:
             faults += [self._kill_many, self._kill_slowly, self._etcd_outage, self._etcd_outage, self._etcd_slow]
             faults += [self._cut_node, self._cut_client, self._lose_lease, self._lose_key, self._lossy, self._rack]
-            if not self.data_loss:
+            faults += [self._etcd_reads_stall]
+            if self.data_loss:
+                faults += [self._etcd_rolls_back] * 6
+            else:
                 faults += [self._cut_service, self._crash_service, self._crash_all]
         if self._only:
             faults = [getattr(self, f"_{name}") for name in self._only]
@@ -131,6 +139,19 @@ class History:
         number = len(self.nodes)
         self.nodes.append(Node(self, node.id, f"10.0.1.{number}:7440"))
         self.mass_loss = True
+
+    def _twin(self) -> None:
+        """The same node started again, while its first process still runs: the later one takes over."""
+        node = self._pick()
+        if node is not None and not node.beat.ended:
+            self.nodes.append(Node(self, node.id, node.address))
+
+    def _freeze(self) -> None:
+        """A virtual machine is stopped for a while."""
+        node = self._pick()
+        if node is not None:
+            self.mass_loss = True
+            node.freeze(60 * self.world.random.random())
 
     def _flap(self) -> None:
         node = self._pick()
@@ -181,8 +202,17 @@ class History:
             lambda: self._start_etcd(self.data_loss and kind < 0.3, self.data_loss and kind > 0.5),
         )
 
+    def _etcd_rolls_back(self) -> None:
+        """It is restored from a backup made just before a change, which one service alone has told."""
+        if self.etcd.up:
+            self.etcd.back_up()
+            self._grow()
+            self.world.after(0.1 * self.world.random.random(), self._stop_etcd)
+            self.world.after(2 + 40 * self.world.random.random(), lambda: self._start_etcd(from_backup=True))
+
     def _stop_etcd(self) -> None:
         if self.etcd.up and not self.mended:
+            self.services_stay = False
             self.etcd.stop()
             self.etcd_stopped_s = self.world.now_s
 
@@ -194,15 +224,21 @@ class History:
         self.etcd.start(lost_everything=lost_everything, from_backup=from_backup)
 
     def _etcd_slow(self) -> None:
-        self.etcd.slow_s = self.world.random.choice((0.5, 2.0, 4.0))
-        self.world.disturb()
+        self.etcd.slow_down(self.world.random.choice((0.5, 2.0, 4.0)))
         self.world.after(40 * self.world.random.random(), self._etcd_quick)
 
     def _etcd_quick(self) -> None:
-        self.etcd.slow_s = 0.0
-        self.world.disturb()
+        self.etcd.slow_down(0.0)
+
+    def _etcd_reads_stall(self) -> None:
+        self.etcd.stall_reads(True)
+        self.services_stay = False
+        if self.world.random.random() < 0.5:
+            self.world.after(10 * self.world.random.random(), self._lose_key)
+        self.world.after(60 * self.world.random.random(), lambda: self.etcd.stall_reads(False))
 
     def _cut_service(self) -> None:
+        self.services_stay = False
         self._cut(self.world.random.choice(self.services).name, "etcd")
 
     def _cut_node(self) -> None:
@@ -237,6 +273,7 @@ class History:
     def _crash_service(self, service: Service | None = None) -> None:
         crashed = service or self.world.random.choice(self.services)
         crashed.crash()
+        self.services_stay = False
         self.world.after(1 + 40 * self.world.random.random(), lambda: None if crashed.up else crashed.start())
 
     def _crash_all(self) -> None:
@@ -256,19 +293,15 @@ class History:
             self.world.disturb()
 
     def _lossy(self) -> None:
-        self.network.loss = self.world.random.choice((0.02, 0.2))
-        self.world.disturb()
-
-        def over() -> None:
-            self.network.loss = 0.0
-            self.world.disturb()
-
-        self.world.after(30, over)
+        self.network.lose(self.world.random.choice((0.02, 0.2)))
+        self.world.after(30, lambda: self.network.lose(0.0))
 
     def _mend(self) -> None:
+        self.world.trace("everything is mended")
         self.mended = True
         self.network.mend_all()
-        self.etcd.slow_s = 0.0
+        self._etcd_quick()
+        self.etcd.stall_reads(False)
         self._start_etcd()
         for service in self.services:
             if not service.up:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dfkv_core.mds.guard import Decision, GuardPolicy, Memory, contact_regained, decide
+from dfkv_core.mds.guard import Decision, GuardPolicy, Memory, contact_regained, decide, noticed
 from dfkv_core.membership.view import NodeEntry, NodeState
 
 POLICY = GuardPolicy()
@@ -136,6 +136,29 @@ def test_replicas_that_disagree_do_not_undo_each_other() -> None:
     fresh.nodes = (node("a"), node("b", state=NodeState.JOINING))
     assert fresh.sees([node("a"), node("b")])["b"] == "joining"
     assert fresh.sees([node("a"), node("b")], after_s=TTL_S)["b"] == "serving"
+
+
+def test_what_others_publish_counts() -> None:
+    """Two replicas take turns: a node that flaps before both waits as before one."""
+    replicas = [Replica(), Replica()]
+    seen = []
+    for turn in range(12):
+        one, other = replicas[turn % 2], replicas[1 - turn % 2]
+        before = other.nodes
+        state = one.sees([node("a"), *([node("b")] if turn % 2 else [])], after_s=20)
+        other.now_s, other.nodes = one.now_s, one.nodes
+        other.memory = noticed(other.memory, before, one.nodes, one.now_s, POLICY)
+        seen.append(state.get("b", "absent"))
+    assert seen[:4] == ["absent", "serving", "absent", "serving"]
+    assert set(seen[5:]) == {"absent", "joining"}
+    assert len(replicas[0].memory.arrivals_at_s["b"]) == len(replicas[1].memory.arrivals_at_s["b"]) == 6
+
+
+def test_ids_that_never_come_again_are_forgotten() -> None:
+    replica = Replica()
+    for index in range(100):
+        replica.sees([node("a"), node(f"pod-{index}")], after_s=POLICY.flap_window_s / 10)
+    assert len(replica.memory.arrivals_at_s) < 15
 
 
 def test_another_incarnation_takes_the_place() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ class Desk:
         except StopIteration as end:
             return end.value
 
-    def beat(self, entry: NodeEntry, lease: int = 0, known: dict[str, Held] | None = None) -> Any:
+    def beat(self, entry: NodeEntry, lease: int = 0, known: Mapping[str, Held] | None = None) -> Any:
         self.calls.clear()
         return self.run(registry.heartbeat(self.etcd.nodes if known is None else known, entry, lease, 30))
 
@@ -70,6 +70,19 @@ def test_a_lost_lease_is_replaced() -> None:
     assert isinstance(again, Accepted)
     assert again.lease != first.lease
     assert desk.etcd.nodes["a"].lease == again.lease
+
+
+def test_an_old_look_vouches_for_nobody() -> None:
+    """Reads fail while renewals get through: the key is asked for."""
+    desk = Desk()
+    first = desk.beat(node())
+    replica = tick(desk, Replica.fresh(0.0), 100.0, 1000)
+    desk.etcd.lose_key("a")
+    assert desk.beat(node(), first.lease, replica.known(105.0, 5.0)) == first  # it cannot know yet
+    again = desk.beat(node(), first.lease, replica.known(105.1, 5.0))
+    assert isinstance(again, Accepted)
+    assert desk.etcd.nodes["a"].lease == again.lease
+    assert Replica.fresh(0.0).known(0.0, 5.0) == {}
 
 
 def test_a_changed_state_is_written_under_the_same_lease() -> None:
@@ -128,6 +141,52 @@ def test_a_view_that_etcd_has_lost_is_put_back() -> None:
     assert desk.etcd.view.cluster_id == told.cluster_id
     # Past what another replica may have told before.
     assert desk.etcd.view.revision >= told.revision + 1000
+
+
+def test_after_an_outage_revisions_leap() -> None:
+    """etcd may come from a backup, and another replica may have told views that it does not have."""
+    desk = Desk()
+    desk.beat(node("a"))
+    replica = tick(desk, Replica.fresh(0.0), 0, 1000)
+    replica = tick(desk, replica, 60, 1001)  # a minute without etcd
+    desk.beat(node("b", at="h:2"))
+    replica = tick(desk, replica, 61, 1002)
+    assert replica.view is not None
+    assert replica.view.revision >= 1000 + 1000
+    desk.beat(node("c", at="h:3"))
+    after = tick(desk, replica, 62, 1003).view
+    assert after is not None
+    assert after.revision == replica.view.revision + 1
+
+
+def test_replicas_count_what_the_others_publish() -> None:
+    """A loss that one has believed leaves the other less to believe."""
+    desk = Desk()
+    for index in range(8):
+        desk.beat(node(f"n{index}", at=f"h:{index + 1}"))
+    one = tick(desk, Replica.fresh(0.0), 0, 1000)
+    other = tick(desk, Replica.fresh(0.0), 0, 1000)
+    for now_s in range(1, 40):
+        one, other = tick(desk, one, now_s, 1000), tick(desk, other, now_s, 1000)
+    for index in (0, 1, 2, 3):
+        desk.etcd.lose_key(f"n{index}")
+    one = tick(desk, one, 40, 1000)
+    other = tick(desk, other, 41, 1000)
+    assert [len(replica.view.nodes) for replica in (one, other) if replica.view is not None] == [6, 6]
+
+
+def test_a_wish_to_drain_goes_with_the_start_it_was_for() -> None:
+    desk = Desk()
+    desk.beat(node("a", 1))
+    desk.run(registry.drain("a", False))
+    desk.beat(node("a", 2))
+    steps = registry.tick(Replica.fresh(0.0), Moment(0, 1000, bytes([1] * 16)), POLICY, 5.0)
+    written = steps.send(desk.etcd.apply(next(steps)))
+    drop = steps.send(desk.etcd.apply(written))
+    # Between the look at etcd and this, an operator asks again: for the present start.
+    desk.run(registry.drain("a", False))
+    desk.etcd.apply(drop)
+    assert desk.etcd.drained == {"a": 2}
 
 
 def test_a_tick_whose_write_fails_decides_nothing() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from dfkv_core.mds import guard, registry, store
 from dfkv_core.mds.guard import Decision
-from dfkv_core.mds.registry import Accepted
+from dfkv_core.mds.registry import Accepted, Replica
 from dfkv_core.mds.store import Held, KeepAlive, Steps
-from dfkv_core.membership.view import NodeEntry, View
+from dfkv_core.membership import beat as beats
+from dfkv_core.membership.view import NodeEntry, NodeState, View
 from tests.simulation import actors, world
 from tests.simulation.__main__ import run
 from tests.simulation.checks import InvariantError
@@ -47,6 +48,8 @@ def _any_lease_will_do(known: Mapping[str, Held], entry: NodeEntry, lease: int, 
 
 
 _heartbeat = registry.heartbeat
+_next_view = registry.next_view
+_accepted = beats.accepted
 _apply = world.Etcd.apply
 
 
@@ -68,6 +71,14 @@ def _start_without_the_disk(self: actors.Client) -> None:
 
 def _dead_stay(before: Mapping[str, NodeEntry], registered: Any, now_s: Any, memory: Any, policy: Any) -> Any:
     return {node_id: node for node_id, node in before.items() if node_id not in registered}, memory
+
+
+def _next_to_the_published(published: Any, nodes: Any, moment: registry.Moment, *, leap: bool = False) -> Any:
+    return _next_view(published, nodes, moment)
+
+
+def _renewed_late(beat: beats.Beat, now_s: float, lease: int, lease_s: float) -> beats.Beat:
+    return replace(_accepted(beat, now_s, lease, lease_s), due_s=now_s + lease_s)
 
 
 def _whoever_came_last(told: Any, stored: Any) -> Any:
@@ -103,14 +114,56 @@ FAULTS: dict[str, tuple[str, list[tuple[Any, str, Any]], tuple[str, ...]]] = {
     ),
     "revisions follow the clock": ("views never go back", [(registry, "next_view", _revision_of_the_clock)], ()),
     "a restored etcd is believed": (
-        "one owner per view revision",
+        "views never go back",
         [(registry, "newest", _whoever_came_last)],
-        ("grow", "etcd_outage"),
+        ("etcd_rolls_back",),
+    ),
+    "revisions that only others have seen are given again": (
+        "one owner per view revision",
+        [(registry, "next_view", _next_to_the_published)],
+        ("etcd_rolls_back", "grow"),
     ),
     "clients take any view": (
         "views never go back",
-        [(actors, "_later", lambda view, known: True)],
+        [(actors.Client, "_judge", lambda self, known, view: True)],
         ("grow", "cut_client"),
+    ),
+    "nodes take any view": ("views never go back", [(View, "follows", lambda self, known: True)], ("grow", "cut_node")),
+    "each replica believes losses of its own": (
+        "losses of many at once wait",
+        [(registry, "noticed", lambda memory, *_: memory)],
+        ("kill_slowly", "kill_many"),
+    ),
+    "a flapping node is counted by nobody": (
+        "a node that comes and goes waits",
+        [(guard, "_wait_s", lambda *_, **__: 0.0)],
+        ("flap",),
+    ),
+    "an old look vouches for heartbeats": (
+        "an answered heartbeat has a key",
+        [(Replica, "known", lambda self, now_s, silence_s: self.snapshot.nodes)],
+        ("etcd_reads_stall",),
+    ),
+    "an earlier start takes its id back": (
+        "an id goes to later starts",
+        [(registry, "judge_beat", lambda held, entry: None)],
+        ("twin",),
+    ),
+    "leases are renewed when they end": ("no live node is lost", [(beats, "accepted", _renewed_late)], ()),
+    "drains are ignored": (
+        "who shall drain drains",
+        [(guard, "_wanted", lambda entry, drained: entry.state)],
+        ("drain",),
+    ),
+    "a service starts without the view": (
+        "a cluster keeps its id",
+        [(registry, "newest", lambda told, stored: told)],
+        ("crash_service",),
+    ),
+    "who leaves is not believed": (
+        "who says that it goes is gone at once",
+        [(guard, "_wanted", lambda entry, drained: NodeState.SERVING)],
+        (),
     ),
     "clients forget": (
         "no client without a view that once had one",
