@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 def test_caches_restore_byte_for_byte(run_inside: Callable[..., str]) -> None:
-    """UnifiedRadixCache: full, sliding window and Mamba, every layout, generic and v1 with v2, every prefetch policy."""
+    """UnifiedRadixCache: MHA, MLA, sliding window and Mamba, every layout, generic and v1 with v2, every prefetch policy."""
     print(run_inside("caches.py")[-500:])
 
 

@@ -11,14 +11,17 @@ import os
 import random
 import unittest
 from array import array
+from unittest import mock
 
 import prepare  # noqa: F401  (first)
 import torch
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang.test.kits.unified_radix_cache import fixtures
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.fixtures import (
     build_fixture,
@@ -99,8 +102,12 @@ class Caches(UnifiedRadixCacheStorageFixtures, CustomTestCase):
                 flat = tensor.view(torch.uint8)
                 flat.copy_(torch.randint(0, 128, flat.shape, generator=generator, dtype=torch.uint8))
 
-    def round_trip(self, cfg, **options):
+    def round_trip(self, cfg, *, latent=False, **options):
         self.cfg = cfg
+        if latent:
+            patch = mock.patch.object(fixtures, "MHATokenToKVPool", latent_pool)
+            patch.start()
+            self.addCleanup(patch.stop)
         seed = random.randrange(1 << 30)
         producer, allocator, requests = build_fixture(cfg)
         self.attach(producer, **options)
@@ -144,6 +151,11 @@ class Caches(UnifiedRadixCacheStorageFixtures, CustomTestCase):
         return consumer
 
 
+def latent_pool(*, head_num, head_dim, **shared):
+    """What the fixtures make of heads, as the one latent of MLA."""
+    return MLATokenToKVPool(kv_lora_rank=head_num * head_dim, qk_rope_head_dim=16, **shared)
+
+
 def device_tensors(pool):
     """Every tensor of a device pool."""
     for value in vars(pool).values():
@@ -170,16 +182,23 @@ LAYOUTS = (
 MAMBA_LAYOUTS = tuple(
     each for each in LAYOUTS if each[0] in ("page_first", "page_first_direct")
 )  # all that SGLang takes
+LATENT_LAYOUTS = tuple(each for each in LAYOUTS if each[0] != "page_head")  # it has no heads
 POLICIES = ("best_effort", "timeout", "wait_complete")
 
 
 def _define():
-    kinds = [("full", FULL, LAYOUTS), ("swa", SWA, LAYOUTS), ("mamba", MAMBA, MAMBA_LAYOUTS)]
+    kinds = [
+        ("full", FULL, LAYOUTS),
+        ("mla", FULL, LATENT_LAYOUTS),
+        ("swa", SWA, LAYOUTS),
+        ("mamba", MAMBA, MAMBA_LAYOUTS),
+    ]
     cases = [(name, cfg, *layout) for name, cfg, layouts in kinds for layout in layouts]
     for (name, cfg, layout, io), interface, policy in itertools.product(cases, ("generic", "v1"), POLICIES):
+        options = {"layout": layout, "io": io, "interface": interface, "policy": policy, "latent": name == "mla"}
 
-        def test(self, cfg=cfg, layout=layout, io=io, interface=interface, policy=policy):
-            self.round_trip(cfg, layout=layout, io=io, interface=interface, policy=policy)
+        def test(self, cfg=cfg, options=options):
+            self.round_trip(cfg, **options)
 
         setattr(Caches, f"test_{name}_{layout}_{io}_{interface}_{policy}", test)
 
