@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from dfkv_core.bounded import parse_json, read_bytes
@@ -15,6 +16,7 @@ from dfkv_core.bounded import parse_json, read_bytes
 STREAM_SECONDS = 1
 STREAM_DEADLINE_S = 30
 SERVER_DEADLINE_S = 5
+FIO_DEADLINE_S = 600
 LEAST_WORKING_SET_BYTES = 256 << 20
 _COPY_PIECE_BYTES = 16 << 20
 
@@ -101,3 +103,30 @@ class StreamServer:
         if done.returncode:
             raise CeilingError(f"iperf3 ended with {done.returncode}", done.stderr.strip() or "run it by hand")
         return float(parse_json(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8e9
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    gb_per_s: float
+    p50_us: float
+    p99_us: float
+
+
+def disk_speed(file: Path, block_bytes: int, total_bytes: int, depth: int, kind: str) -> DiskSpeed:
+    """What fio moves past the page cache in blocks of `block_bytes`, `depth` at a time; kind: write, randread, randwrite.
+
+    `file` is made, and kept for the next run. Raises CeilingError.
+    """
+    if shutil.which("fio") is None:
+        raise CeilingError("fio is not installed", "install it, for example with: apt-get install fio")
+    command = [
+        *("fio", "--name=ceiling", f"--filename={file}", f"--size={total_bytes}", f"--bs={block_bytes}"),
+        *(f"--rw={kind}", "--direct=1", "--ioengine=psync", f"--numjobs={depth}", "--group_reporting", "--thread"),
+        *(f"--io_size={total_bytes // depth}", "--norandommap", "--fallocate=posix", "--output-format=json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=FIO_DEADLINE_S, check=False)
+    if done.returncode:
+        raise CeilingError(f"fio ended with {done.returncode}: {done.stderr.strip()}", "is there room in --dir?")
+    job = parse_json(done.stdout)["jobs"][0]["read" if kind == "randread" else "write"]
+    times = job["clat_ns"]["percentile"]
+    return DiskSpeed(job["bw_bytes"] / 1e9, times["50.000000"] / 1000, times["99.000000"] / 1000)

@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,11 +23,12 @@ class NodeStartError(RuntimeError):
 
 
 class LocalNodes:
-    """`count` nodes that know each other, with `ram_bytes` each."""
+    """`count` nodes that know each other, with `ram_bytes` each; `disk`: directory and capacity, of a single one."""
 
-    def __init__(self, count: int, ram_bytes: int) -> None:
+    def __init__(self, count: int, ram_bytes: int, disk: tuple[Path, int] | None = None) -> None:
         self._count = count
         self._ram_bytes = ram_bytes
+        self._disk = disk
         self._processes: list[subprocess.Popen[str]] = []
         self.addresses: list[str] = []
 
@@ -40,6 +42,8 @@ class LocalNodes:
             for index, port in enumerate(ports):
                 command = [sys.executable, "-m", "dfkv_core.cli", "serve", "--json", "--port", str(port)]
                 command += ["--ram", str(self._ram_bytes), "--node-id", f"bench{index}"]
+                if self._disk is not None:
+                    command += ["--dir", str(self._disk[0]), "--capacity", str(self._disk[1])]
                 self._processes.append(
                     subprocess.Popen(
                         command,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfkv_core.bench.ceilings import StreamServer, copy_gb_per_s
+from dfkv_core.bench.cold import cold_rows
 from dfkv_core.bench.contention import PingPong, repeated
 from dfkv_core.bench.nodes import LocalNodes
+from dfkv_core.bench.rows import Row, percentiles
 from dfkv_core.bench.workload import DESCRIPTOR, Batch, Lookup
 from dfkv_core.config_values import split_address
 
@@ -40,38 +44,15 @@ class Plan:
     nodes: tuple[int, ...] = (1, 3)
     repeats: int = 5
     connections: int = 2
+    cold: bool = True
+    directory: Path | None = None  # for what is cold; None: the temporary directory
     addresses: tuple[str, ...] = ()  # of nodes that run already, in place of nodes of its own
     secret: bytes | None = None
 
     @classmethod
     def quick(cls) -> Plan:
         """64 KiB and 1 MiB, one node, one thread: under a minute."""
-        return cls(sizes_bytes=(64 << 10, 1 << 20), threads=(1,), nodes=(1,))
-
-
-@dataclass(frozen=True)
-class Row:
-    """ratio: the median of each repeat's rate over that of the ceiling measured just before it. CPU in seconds per GB."""
-
-    case: str
-    op: str
-    transport: str
-    size_bytes: int
-    batch: int
-    threads: int
-    nodes: int
-    gb_per_s: float | None
-    ceiling_gb_per_s: float | None
-    ceiling: str
-    ratio: float | None
-    p50_us: float
-    p99_us: float
-    repeats: int
-    client_cpu_s_per_gb: float | None = None
-    node_cpu_s_per_gb: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return cls(sizes_bytes=(64 << 10, 1 << 20), threads=(1,), nodes=(1,), cold=False)
 
 
 @dataclass(frozen=True)
@@ -83,6 +64,7 @@ class Report:
     client_copied_bytes: int
     node_copied_bytes: int
     payload_bytes: int
+    left_out: list[str]  # what was not measured, and why
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [row.as_dict() for row in self.rows]}
@@ -99,6 +81,13 @@ def measure(plan: Plan, tell: Progress) -> Report:
             with _cluster(plan, count) as (addresses, nodes):
                 for threads in plan.threads:
                     rows += _on_cluster(plan, addresses, nodes, threads, streams, tell, sums)
+    left_out = []
+    if plan.cold and shutil.which("fio") is None:
+        left_out.append("cold: fio is not installed; install it, for example with: apt-get install fio")
+    elif plan.cold and not plan.addresses:
+        for size_bytes in plan.sizes_bytes:
+            tell(f"cold, {size_bytes >> 10} KiB")
+            rows += cold_rows(size_bytes, plan.batch, plan.repeats, plan.connections, plan.directory)
     return Report(
         round(memcpy, 3),
         rows,
@@ -107,6 +96,7 @@ def measure(plan: Plan, tell: Progress) -> Report:
         sums["copied"],
         sums["node_copied"],
         sums["payload"],
+        left_out,
     )
 
 
@@ -256,7 +246,7 @@ class _Cluster:
             ceiling_gb_per_s=round(statistics.median(ceilings), 3),
             ceiling=f"iperf3 -P {self._plan.connections}",
             ratio=round(statistics.median(ratios), 3),
-            **_percentiles(latencies),
+            **percentiles(latencies),
             repeats=self._plan.repeats,
             client_cpu_s_per_gb=round(client_cpu / moved, 3),
             node_cpu_s_per_gb=round(node_cpu / moved, 3) if self._nodes is not None else None,
@@ -279,7 +269,7 @@ class _Cluster:
             for _ in range(self._plan.repeats):
                 pings += _for_a_while(peer.round_trip)
                 latencies += _for_a_while(lambda: lookup.run(self._client, self._namespace))
-        ceiling = _percentiles(pings)["p99_us"]
+        ceiling = percentiles(pings)["p99_us"]
         row = self._lookup_row("beside gets", chunks, latencies)
         return replace(row, ceiling=f"TCP ping-pong, p99 {ceiling:.0f} us", ratio=round(row.p99_us / ceiling, 2))
 
@@ -306,7 +296,7 @@ class _Cluster:
             ceiling_gb_per_s=None,
             ceiling="",
             ratio=None,
-            **_percentiles(latencies),
+            **percentiles(latencies),
             repeats=self._plan.repeats,
         )
 
@@ -317,11 +307,3 @@ def _for_a_while(work: Callable[[], float]) -> list[float]:
     while time.perf_counter() - began < RUN_S:
         seconds.append(work())
     return seconds
-
-
-def _percentiles(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {
-        "p50_us": round(ordered[len(ordered) // 2] * 1e6, 1),
-        "p99_us": round(ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1e6, 1),
-    }

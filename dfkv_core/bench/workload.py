@@ -66,7 +66,10 @@ class Batch:
 
     def rename(self) -> None:
         """The same bytes under keys that nobody has stored."""
-        ids = block_ids(self.count)
+        self.use(block_ids(self.count))
+
+    def use(self, ids: list[bytes]) -> None:
+        """The same bytes under these keys."""
         self.ids = b"".join(ids)
         self._items = pack_items(self.ids, [0] * self.count, [self.size_bytes] * self.count, [route_of(i) for i in ids])
 

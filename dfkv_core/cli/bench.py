@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dfkv_core.bench.ceilings import CeilingError, disk_speed
 from dfkv_core.bounded import parse_json
 from dfkv_core.cli.bench_wire import wire
 from dfkv_core.cli.output import CommandError, JsonOption, print_json, print_table
@@ -25,7 +25,6 @@ DirectoryOption = Annotated[
     Path | None, typer.Option("--dir", metavar="DIR", help="Where to measure (default: the temporary directory).")
 ]
 FILL_DEADLINE_S = 900
-FIO_DEADLINE_S = 600
 
 
 @app.command("recover")
@@ -81,12 +80,13 @@ def store(
       dfkv bench store --dir /nvme0
       dfkv bench store --dir /nvme0 --depth 16 --json
     """
-    if shutil.which("fio") is None:
-        raise CommandError("fio is not installed", "install it, for example with: apt-get install fio")
     rows = []
-    for size_mib in (1, 4):
-        with _scratch(directory) as folder:
-            rows += list(_measure(folder, size_mib << 20, total_mib << 20, depth, pairs))
+    try:
+        for size_mib in (1, 4):
+            with _scratch(directory) as folder:
+                rows += list(_measure(folder, size_mib << 20, total_mib << 20, depth, pairs))
+    except CeilingError as error:
+        raise CommandError(error.message, error.hint) from None
     if as_json:
         print_json({"rows": rows})
         return
@@ -117,17 +117,17 @@ def _measure(folder: Path, size_bytes: int, total_bytes: int, depth: int, pairs:
     bench = _native.StoreBench(str(home), size_bytes, count, depth)
     bench.run("put", count + count // 4)  # full, and evicting
     block = folder / "fio.dat"
-    _fio(block, size_bytes, total_bytes, 1, "write")  # laid out, and written once
+    disk_speed(block, size_bytes, total_bytes, 1, "write")  # laid out, and written once
     for case, op, kind in (("cold", "get", "randread"), ("full", "put", "randwrite")):
         results = []
         for _ in range(pairs):
-            ceiling = _fio(block, size_bytes, total_bytes, depth, kind)
+            ceiling = disk_speed(block, size_bytes, total_bytes, depth, kind)
             ours = bench.run(op, count)
             if ours["failed"]:
                 raise CommandError(f"{ours['failed']} of {count} operations failed", "is the disk healthy?")
             speed = ours["bytes"] / ours["seconds"] / 1e9
-            tail = ours["p99_us"] / ours["p50_us"] / (ceiling["p99_us"] / ceiling["p50_us"])
-            results.append((speed / ceiling["gb_per_s"], speed, ceiling["gb_per_s"], ours, tail))
+            tail = ours["p99_us"] / ours["p50_us"] / (ceiling.p99_us / ceiling.p50_us)
+            results.append((speed / ceiling.gb_per_s, speed, ceiling.gb_per_s, ours, tail))
         ratio, speed, limit, ours, _ = sorted(results, key=lambda result: result[0])[len(results) // 2]
         yield {
             "case": case,
@@ -140,24 +140,6 @@ def _measure(folder: Path, size_bytes: int, total_bytes: int, depth: int, pairs:
             "p99_us": round(ours["p99_us"], 1),
             "tail_ratio": round(statistics.median(result[4] for result in results), 3),
         }
-
-
-def _fio(file: Path, size_bytes: int, total_bytes: int, depth: int, kind: str) -> dict[str, float]:
-    command = [
-        *("fio", "--name=ceiling", f"--filename={file}", f"--size={total_bytes}", f"--bs={size_bytes}"),
-        *(f"--rw={kind}", "--direct=1", "--ioengine=psync", f"--numjobs={depth}", "--group_reporting", "--thread"),
-        *(f"--io_size={total_bytes // depth}", "--norandommap", "--fallocate=posix", "--output-format=json"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=FIO_DEADLINE_S, check=False)
-    if done.returncode:
-        raise CommandError(f"fio ended with {done.returncode}: {done.stderr.strip()}", "is there room in --dir?")
-    job = parse_json(done.stdout)["jobs"][0]["read" if kind == "randread" else "write"]
-    times = job["clat_ns"]["percentile"]
-    return {
-        "gb_per_s": job["bw_bytes"] / 1e9,
-        "p50_us": times["50.000000"] / 1000,
-        "p99_us": times["99.000000"] / 1000,
-    }
 
 
 def _in_process(function: str, folder: Path, objects: int, object_bytes: int) -> Any:

@@ -14,7 +14,8 @@ import typer
 from dfkv_core.cli.output import CommandError, JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from dfkv_core.bench.wire import Report, Row
+    from dfkv_core.bench.rows import Row
+    from dfkv_core.bench.wire import Report
 
 
 class Transport(str, Enum):
@@ -35,13 +36,18 @@ def wire(
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Of each case; medians are shown.")] = 5,
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Objects of one operation.")] = 64,
     connections: Annotated[int, typer.Option(min=1, max=64, help="Bulk connections to a node.")] = 2,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Where to measure disks (default: the temporary directory)."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure put, get and exists over the wire, or the storage below.
 
     Nodes are started on loopback for the time of the measurement, unless
     --address names some that run. The ceiling is iperf3 with as many
-    streams, measured in turns with dfkv. Checksums are on, as always.
+    streams, measured in turns with dfkv, and fio for what is on a disk
+    (cold; without --quick). Checksums are on, as always.
 
     \b
     Examples:
@@ -63,6 +69,7 @@ def wire(
         repeats=repeats,
         batch=batch,
         connections=connections,
+        directory=directory,
         addresses=tuple(address or ()),
         secret=read_secret(secret_file),
     )
@@ -110,8 +117,11 @@ def _show(report: Report) -> None:
     )
     print_table("", columns, [_cells(row) for row in report.rows], right=range(1, len(columns)))
     print(
-        f"\nceiling: iperf3 over loopback in the same run; one core copies memory at {report.memcpy_gb_per_s:.2f} GB/s"
+        f"\nceiling: iperf3 over loopback in the same run, fio for what is cold; "
+        f"one core copies memory at {report.memcpy_gb_per_s:.2f} GB/s"
     )
+    for what in report.left_out:
+        print(f"left out: {what}")
     print(
         f"p50 and p99 are of whole batches; a batch takes the GIL {report.gil_acquisitions_per_batch:.2f} times and holds it "
         f"{report.gil_held_us_per_batch:.0f} us; copied in user space: "

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from dfkv_core.bench import wire
+from dfkv_core.bench import cold, wire
 from dfkv_core.bench.ceilings import copy_gb_per_s
 from dfkv_core.bench.contention import PingPong, repeated
 from dfkv_core.bench.nodes import LocalNodes, NodeStartError
@@ -24,6 +24,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "EXISTS_CHUNKS", (32,))
     monkeypatch.setattr(wire, "LEAST_NODE_RAM_BYTES", 32 << 20)
     monkeypatch.setattr(wire, "BUSY_BYTES", 64 << 10)
+    monkeypatch.setattr(cold, "LEAST_RAM_BYTES", 16 << 20)
     monkeypatch.setattr(wire, "copy_gb_per_s", lambda: copy_gb_per_s(64 << 20))
 
 
@@ -34,7 +35,9 @@ def test_every_case_is_measured_beside_its_ceiling(short: None) -> None:
     cases = {(row.case, row.op, row.threads, row.nodes) for row in report.rows}
     transfers = {("hot", op, threads, nodes) for op in ("put", "get") for threads in (1, 2) for nodes in (1, 2)}
     lookups = {(case, "exists", 1, nodes) for case in ("hot", "beside gets") for nodes in (1, 2)}
-    assert cases == transfers | lookups
+    disk = set() if shutil.which("fio") is None else {("cold", op, 1, 1) for op in ("put", "get")}
+    assert cases == transfers | lookups | disk
+    assert bool(report.left_out) == (not disk)
     for row in report.rows:
         assert 0 < row.p50_us <= row.p99_us
         if row.op != "exists":
