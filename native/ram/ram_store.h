@@ -4,6 +4,8 @@
 // is moved: readers and writers use the arena through pinned and filling slots. Long batches give it up
 // between slices. Pins and tickets must be gone before the store is.
 //
+// Lookups and leases: ram_store_lookup.cpp.
+//
 // With disks (ram_store_disk.cpp): every object is written in memory first, and to a disk behind that. Until
 // then it is dirty, and pinned. What is only on a disk is read into a slot that nobody finds, which all its
 // readers share; the second time it is wanted, that slot becomes its copy in memory. The disk tier's locks
