@@ -47,7 +47,7 @@ class Objects:
 
     def are_right(self) -> bool:
         """Every byte of every object."""
-        return all(view == self._expected(index) for index, view in enumerate(self.views))
+        return all(bytes(view) == self._expected(index) for index, view in enumerate(self.views))
 
     def close(self) -> None:
         """The memory itself goes with the last view of it."""

@@ -88,6 +88,7 @@ NODE_METRICS: dict[str, Spec] = {
     "handshake_timeouts": _counter("Connections that took longer than handshake_timeout_ms to introduce themselves."),
     "stalls": _counter("Connections closed because a transfer made no progress for stall_timeout_ms."),
     "requests_busy": _counter("Requests refused because too many were under way, on their connection or in all."),
+    "put_waits": _counter("Objects offered that had to wait for memory, their connection with them."),
     "request_bytes": _gauge("Memory that requests under way share beyond what each connection has for itself."),
     "queue_us": _counter("Microseconds between the arrival of reads and their first item, added up."),
     "queue_waits": _counter("Reads that queue_us adds up."),

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # The quick ones first: a broken build is known in seconds.
 FOLDERS = ("tests/unit", "tests/integration", "tests/native", "tests/engines")
-FAST = "not engine and not native and not slow"
+FAST = "not engine and not native and not slow and not torture"
 STEPS = {
     "all": (["make", "-s", "build/stamps/tools"], ["make", "-s", "build"], [sys.executable, "tools/lint.py"]),
     "fast": (["make", "-s", "build"],),

@@ -98,6 +98,7 @@ void append_counters(const Sets& sets, Counters& out) {
   plain("handshake_timeouts", &ServerCounters::handshake_timeouts);
   plain("stalls", &ServerCounters::stalls);
   plain("requests_busy", &ServerCounters::requests_busy);
+  plain("put_waits", &ServerCounters::put_waits);
   plain("queue_us", &ServerCounters::queue_us);
   plain("queue_waits", &ServerCounters::queue_waits);
   plain("cancelled", &ServerCounters::cancelled);

@@ -46,6 +46,7 @@ struct ServerCounters {
   Counter connections_shed;  // not introduced yet, closed to make room for newer ones
   Counter handshake_failures, auth_failures, handshake_timeouts, stalls;
   Counter requests_busy;          // refused: too many in flight
+  Counter put_waits;              // objects that waited for memory
   Counter queue_us, queue_waits;  // time between the arrival of a GET and its first item
   Counter cancelled;              // requests ended by CANCEL
 

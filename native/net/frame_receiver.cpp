@@ -28,6 +28,7 @@ ReceiveResult FrameReceiver::run(std::size_t budget) {
         into = MutableBytes(meta_).subspan(have_);
         break;
       case State::kPayload:
+        if (sink_.payload_waits()) return ReceiveResult::kWaiting;
         const std::size_t left = header_.payload_bytes - have_;
         into = sink_.payload_space(left);
         into = into.first(std::min(into.size(), left));

@@ -18,6 +18,8 @@ class FrameSink {
   [[nodiscard]] virtual bool on_header(const FrameHeader& header) = 0;
   // All of the meta is there; it is valid during the call.
   [[nodiscard]] virtual bool on_meta(const FrameHeader& header, Bytes meta) = 0;
+  // There is no place for the payload yet: nothing is read until run() is called after there is one.
+  [[nodiscard]] virtual bool payload_waits() const = 0;
   // Where the next bytes of the payload go; not empty. At most `left` bytes are written.
   [[nodiscard]] virtual MutableBytes payload_space(std::size_t left) = 0;
   // So many bytes were written there. copied: they came through the read-ahead buffer.
@@ -29,6 +31,7 @@ class FrameSink {
 
 enum class ReceiveResult : std::uint8_t {
   kDrained,  // the socket has nothing more
+  kWaiting,  // the payload that comes next has no place yet
   kBudget,   // there may be more
   kEnded,    // the peer closed, or the connection broke
   kStopped,  // the sink said so

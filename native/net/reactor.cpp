@@ -27,6 +27,7 @@ Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& vi
                  Settle settle)
     : sweep_every_(sweep_interval(options)),
       scratch_(kPieceBytes),
+      put_queue_(loop_),
       closed_(std::move(closed)),
       settle_(std::move(settle)),
       context_{loop_,
@@ -37,6 +38,7 @@ Reactor::Reactor(Store& store, const ServerOptions& options, const ViewBoard& vi
                scratch_,
                budget,
                reads_ahead,
+               put_queue_,
                std::move(stats),
                [this](std::uint64_t id) { introduced(id); },
                [this](std::uint64_t id) {

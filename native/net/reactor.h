@@ -59,6 +59,7 @@ class Reactor {
   ServerCounters counters_;
   std::vector<std::byte> scratch_;
   EventLoop loop_;
+  PutQueue put_queue_;
   std::function<void()> closed_;
   Settle settle_;
   SessionContext context_;

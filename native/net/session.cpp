@@ -53,6 +53,7 @@ void Session::close() {
     if (auto* subscription = std::get_if<Subscription>(&request)) context_->loop.cancel(subscription->timer);
   }
   put_ = nullptr;
+  room_until_.reset();
   requests_.clear();
   gets_.clear();
   out_.clear();
@@ -137,7 +138,8 @@ void Session::update_interest() {
     resume_reading_ = true;
     continue_later();
   }
-  const std::uint32_t wanted = (reading_paused_ || leaving_ ? 0U : EPOLLIN) | (out_.empty() ? 0U : EPOLLOUT);
+  const std::uint32_t wanted =
+      (reading_paused_ || leaving_ || room_until_ ? 0U : EPOLLIN) | (out_.empty() ? 0U : EPOLLOUT);
   if (wanted == interest_) return;
   interest_ = wanted;
   context_->loop.modify(fd_.get(), wanted);
@@ -188,7 +190,8 @@ void Session::check_deadlines(Clock::time_point now) {
   if (stage_ != Stage::kReady) return;
   const bool sending_stalled = write_blocked_ && now - last_sent_ >= stall_timeout;
   const bool owes_bytes = receiver_.in_frame() || open_puts_ > 0;
-  const bool receiving_stalled = owes_bytes && !reading_paused_ && now - last_received_ >= stall_timeout;
+  const bool receiving_stalled =
+      owes_bytes && !reading_paused_ && !room_until_ && now - last_received_ >= stall_timeout;
   if (!sending_stalled && !receiving_stalled) return;
   counters_->stalls.add();
   close();

@@ -25,6 +25,7 @@
 #include "net/fd.h"
 #include "net/frame_receiver.h"
 #include "net/output_queue.h"
+#include "net/put_queue.h"
 #include "net/request_memory.h"
 #include "net/server_options.h"
 #include "net/view_board.h"
@@ -44,6 +45,7 @@ struct SessionContext {
   MutableBytes scratch;  // shared by the sessions of the reactor: for payload thrown away
   RequestBudget& budget;
   RequestBudget& reads_ahead;  // payload that is read from disks before its turn
+  PutQueue& put_queue;
   std::function<Counters()> stats;
   std::function<void(std::uint64_t id)> introduced;  // the session is past its handshake
   std::function<void(std::uint64_t id)> forget;      // the session has closed
@@ -67,6 +69,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   // Closes when a deadline has passed. Called every so often by the reactor.
   void check_deadlines(Clock::time_point now);
   void view_changed();
+  // There may be memory for the item that waits for some. False: not yet. Called by the queue it waits in.
+  [[nodiscard]] bool take_room(Clock::time_point now);
 
  private:
   enum class Stage : std::uint8_t {
@@ -111,6 +115,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     bool item_open = false;
     Status item_status = Status::kOk;
     std::unique_ptr<WriteTicket> ticket;  // while the item's payload is wanted
+    bool wants_room = false;              // the item has to wait for memory
+    bool waited_in_vain = false;          // one has, and no other of this request does
     std::size_t received = 0;
     StreamingChecksum checksum;
     std::optional<std::uint64_t> announced;  // the sender's checksum, with the last fragment
@@ -135,6 +141,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   // ---- FrameSink (session_frames.cpp)
   bool on_header(const FrameHeader& header) override;
   bool on_meta(const FrameHeader& header, Bytes meta) override;
+  [[nodiscard]] bool payload_waits() const override { return room_until_.has_value(); }
   MutableBytes payload_space(std::size_t left) override;
   bool on_payload(MutableBytes written, bool copied) override;
   bool on_frame_end(const FrameHeader& header) override;
@@ -186,7 +193,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   // ---- PUT (session_put.cpp)
   void begin_put(const FrameHeader& header);
   bool on_put_meta(const FrameHeader& header, Bytes meta);
-  void open_item(PutRequest& put, std::size_t index);
+  void open_item(PutRequest& put, std::size_t index, bool may_wait);
+  [[nodiscard]] bool find_room(PutRequest& put, bool may_wait);
   void fail_item(PutRequest& put, Status status);
   void end_item(std::uint64_t id, PutRequest& put);
   void commit_item(std::uint64_t id, PutRequest& put, std::size_t item);
@@ -252,6 +260,8 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
   std::uint32_t interest_ = 0;
   bool leaving_ = false;  // for another reactor, once the answer to the handshake is out; nothing is read
   bool reading_paused_ = false;
+  std::optional<Clock::time_point>
+      room_until_;               // the item of put_ waits for memory that long; nothing is read
   bool resume_reading_ = false;  // the read-ahead buffer may hold frames that no event announces
   bool continuing_ = false;
   bool write_blocked_ = false;

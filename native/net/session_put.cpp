@@ -14,6 +14,8 @@ namespace {
 constexpr std::uint16_t raw(Status status) { return static_cast<std::uint16_t>(status); }
 // Refused PUTs stay known until their last frame has come, so that the frames can be told from nonsense.
 constexpr std::size_t kMaxRequestsKnown = 2 * kMaxRequestsInFlight;
+// How long an item waits for memory. What else its connection carries waits with it.
+constexpr std::chrono::milliseconds kRoomWait(2000);
 }  // namespace
 
 void Session::begin_put(const FrameHeader& header) {
@@ -76,38 +78,79 @@ bool Session::on_put_meta(const FrameHeader& header, Bytes meta) {
     refuse_put(put, Status::kRefusedBadRequest, "items come in ascending order, each to its end");
     return true;
   }
-  if (!put.item_open) open_item(put, header.item);
+  if (!put.item_open) open_item(put, header.item, header.payload_bytes != 0);
   if (fragment.aborted) fail_item(put, put.cancelled ? Status::kMissCancelled : Status::kRefusedAborted);
   if (put.received + header.payload_bytes > put.items[put.next].length)
     fail_item(put, Status::kRefusedBadRequest);
   put.announced = fragment.checksum;
+  if (put.wants_room) {
+    const auto give_up = arrived_ + kRoomWait;
+    room_until_ = put.deadline ? std::min(*put.deadline, give_up) : give_up;
+    counters_->put_waits.add();
+    context_->put_queue.wait(weak_from_this());
+  }
   if (put.ticket) payload_ = Payload::kSlot;
   return true;
 }
 
-void Session::open_item(PutRequest& put, std::size_t index) {
+void Session::open_item(PutRequest& put, std::size_t index, bool may_wait) {
   put.next = index;
   put.item_open = true;
   put.item_status = Status::kOk;
   put.received = 0;
   put.checksum.reset();
   put.announced.reset();
-  const ItemRef& item = put.items[index];
   if (put.cancelled) {
     fail_item(put, Status::kMissCancelled);
   } else if (put.deadline && Clock::now() >= *put.deadline) {
     fail_item(put, Status::kMissDeadline);
   } else {
-    auto start =
-        context_->store.begin_put({put.ns, item.block, item.part}, item.route, item.length, put.options);
-    put.ticket = std::move(start.ticket);
-    put.item_status = start.status;
+    may_wait = may_wait && !put.waited_in_vain;
+    put.wants_room = may_wait && (context_->put_queue.busy() || !find_room(put, true));
+    if (!may_wait) (void)find_room(put, false);
   }
+}
+
+// False: there is no memory now, and the item waits for some.
+bool Session::find_room(PutRequest& put, bool may_wait) {
+  const ItemRef& item = put.items[put.next];
+  PutOptions options = put.options;
+  options.asks_again = may_wait;
+  auto start = context_->store.begin_put({put.ns, item.block, item.part}, item.route, item.length, options);
+  if (may_wait && start.status == Status::kAgainNoMemory) return false;
+  put.ticket = std::move(start.ticket);
+  put.item_status = start.status;
+  return true;
+}
+
+bool Session::take_room(Clock::time_point now) {
+  if (!room_until_) return true;  // closed
+  bool found = false;
+  guarded([this, now, &found] {
+    PutRequest& put = *put_;
+    if (put.deadline && now >= *put.deadline) {
+      fail_item(put, Status::kMissDeadline);
+      found = true;
+    } else {
+      const bool in_vain = now >= *room_until_;
+      found = find_room(put, !in_vain);
+      if (!found) return;
+      put.waited_in_vain = in_vain && !put.ticket;
+    }
+    put.wants_room = false;
+    room_until_.reset();
+    if (put.ticket) payload_ = Payload::kSlot;
+    last_received_ = now;
+    resume_reading_ = true;
+    continue_later();
+  });
+  return found || stage_ == Stage::kClosed;
 }
 
 // The first reason stands.
 void Session::fail_item(PutRequest& put, Status status) {
   put.ticket.reset();
+  put.wants_room = false;
   if (put.item_status == Status::kOk) put.item_status = status;
 }
 

@@ -124,7 +124,7 @@ PutStart RamStore::begin_put(const ObjectKey& key, Route route, std::uint32_t le
     }
     if (fill.status == Status::kOk) {
       offset = catalog_.offset_of(fill.object);
-    } else {
+    } else if (fill.status != Status::kAgainNoMemory || !options.asks_again) {
       ++(fill.status == Status::kAlready ? put_already_ : put_refused_);
     }
   }

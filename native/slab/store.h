@@ -47,6 +47,7 @@ struct PutOptions {
   Ack ack = Ack::kRam;
   bool replace = false;
   std::uint64_t recompute_us = 0;
+  bool asks_again = false;  // where there is no memory now: that is not refused yet
 };
 struct PutStart {
   Status status =
