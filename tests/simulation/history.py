@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from dfkv_core.membership.view import NodeEntry
 from tests.simulation.actors import ETCD_CALL_S, POLICY, POLL_S, SILENCE_S, TTL_S, Client, Node, Service
-from tests.simulation.checks import SAMPLE_S, Checks
+from tests.simulation.checks import SAMPLE_S, Checks, InvariantError
 from tests.simulation.world import Etcd, Network, World, describe
 
 FAULTS_S = 120.0
@@ -33,6 +34,7 @@ class History:
         self.data_loss = seed % 4 == 1
         self.mass_loss = False
         self.mended = False
+        self._eventful_until_s = 0.0
         self.services_stay = True
         """No service was restarted or cut off so far: each has seen every view."""
         self.etcd_stopped_s = self.etcd_back_s = -1000.0
@@ -55,7 +57,15 @@ class History:
             world.after(at_s, fault)
         world.run_until(FAULTS_S)
         self._mend()
-        world.run_until(FAULTS_S + REST_S)
+        # Rest is what holds a TTL later, too.
+        at_rest_since_s = inf
+        while world.now_s < FAULTS_S + REST_S and world.now_s - at_rest_since_s < TTL_S:
+            world.run_until(world.now_s + TTL_S / 2)
+            try:
+                self.checks.at_rest()
+                at_rest_since_s = max(min(at_rest_since_s, world.now_s), self._eventful_until_s)
+            except InvariantError:
+                at_rest_since_s = inf
         self.checks.at_rest()
 
     # ---- looking at it
@@ -182,6 +192,7 @@ class History:
                     self._start_later(node, 60 * self.world.random.random())
 
     def _start_later(self, node: Node, delay_s: float) -> None:
+        self._eventful_until_s = max(self._eventful_until_s, self.world.now_s + delay_s)
         self.world.after(delay_s, lambda: None if node.up else node.start())
 
     def _kill_slowly(self) -> None:
