@@ -136,11 +136,7 @@ class NodeConfig(Record):
                 f"a secret_file when host is {self.host!r}, because anyone who reaches that address could read and "
                 "poison the cache (or insecure = true on a network where that is acceptable)"
             )
-        if not self.insecure and self.metrics_port is not None and not is_loopback(self.metrics_host):
-            raise _invalid(
-                f"insecure = true when metrics_host is {self.metrics_host!r}, because the endpoint asks nobody for a "
-                "secret (or a loopback address, with a proxy of your own before it)"
-            )
+        _check_metrics(self.metrics_host, self.metrics_port, self.insecure)
         if self.mds and self.peers:
             raise _invalid("either mds or peers: both say who is in the cluster")
         if self.advertise:
@@ -202,7 +198,13 @@ class MdsConfig(Record):
     secret_file: FilePath | None = Field(
         None, description="File with the shared secret that nodes and clients must know (at least 16 bytes)."
     )
-    insecure: bool = Field(False, description="Listen on a non-loopback address without a secret.")
+    insecure: bool = Field(
+        False, description="Listen on a non-loopback address without a secret; serve metrics on one."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
+    metrics_port: Count | None = Field(
+        None, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one. Unset: none."
+    )
     ttl_s: Count = Field(
         30, ge=3, le=600, description="Time after which a silent node is gone; it reports three times as often."
     )
@@ -217,6 +219,7 @@ class MdsConfig(Record):
                 f"a secret_file when host is {self.host!r}, because anyone who reaches that address could add nodes "
                 "(or insecure = true on a network where that is acceptable)"
             )
+        _check_metrics(self.metrics_host, self.metrics_port, self.insecure)
         return self
 
 
@@ -427,6 +430,14 @@ def read_secret(path: Path | None) -> bytes | None:
 def _check_group(group: str) -> None:
     if not _NODE_ID.match(group):
         raise _invalid(f"group of {_NAME}, found {group[:150]!r}")
+
+
+def _check_metrics(host: str, port: int | None, insecure: bool) -> None:
+    if port is not None and not insecure and not is_loopback(host):
+        raise _invalid(
+            f"insecure = true when metrics_host is {host!r}, because the endpoint asks nobody for a "
+            "secret (or a loopback address, with a proxy of your own before it)"
+        )
 
 
 def _invalid(expected: str) -> PydanticCustomError:

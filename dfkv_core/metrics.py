@@ -1,4 +1,4 @@
-"""Node.stats() as Prometheus metrics, and the HTTP endpoint that serves them where one is configured."""
+"""What a node or a membership service counts as Prometheus metrics, and the HTTP endpoint for it where one is configured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from dfkv_core import __version__
 from dfkv_core.config import join_address
-from dfkv_core.metrics_table import Spec, locate
+from dfkv_core.metrics_table import Spec, Table, locate
 
 _Family = GaugeMetricFamily | CounterMetricFamily
 # Scrapes at once, and how long a peer may say nothing: an endpoint that asks nobody for a secret stays small.
@@ -24,31 +24,32 @@ _MAX_SCRAPES = 8
 _SILENCE_S = 5.0
 
 
-class NodeCollector(Collector):
-    """Reads Node.stats() at each scrape, on the scraping thread; no values are kept here."""
+class StatsCollector(Collector):
+    """Calls stats() at each scrape, on the scraping thread; no values are kept here."""
 
-    def __init__(self, stats: Callable[[], Mapping[str, Any]], *, node_id: str) -> None:
+    def __init__(self, stats: Callable[[], Mapping[str, Any]], table: Table, info: Mapping[str, str]) -> None:
         self._stats = stats
-        self._node_id = node_id
+        self._table = table
+        self._info = info
 
     def collect(self) -> Iterable[Metric]:
-        info = InfoMetricFamily("dfkv_node", "The node itself.")
-        info.add_metric([], {"node_id": self._node_id, "version": __version__})
+        info = InfoMetricFamily(self._table.prefix, "The process itself.")
+        info.add_metric([], {**self._info, "version": __version__})
         yield info
         families: dict[str, _Family] = {}
         for key, value in self._stats().items():
             if isinstance(value, (int, float)):
-                place = locate(key)
+                place = locate(key, self._table)
                 family = families.get(place.family)
                 if family is None:
-                    family = families[place.family] = _new_family(place.family, place.spec)
+                    family = families[place.family] = _new_family(f"{self._table.prefix}_{place.family}", place.spec)
                 family.add_metric(place.labels, value)
         yield from families.values()
 
 
 def _new_family(name: str, spec: Spec) -> _Family:
     kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-    return kind(f"dfkv_node_{name}", spec.help, labels=spec.labels)
+    return kind(name, spec.help, labels=spec.labels)
 
 
 class _Server(ThreadingHTTPServer):
@@ -78,15 +79,19 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes away is no fault of the node, and not worth a traceback in its log."""
+        """A peer that goes away is no fault of the process, and not worth a traceback in its log."""
 
 
 class MetricsServer:
-    """An HTTP endpoint for one node, on its own daemon threads. Raises OSError when the address cannot be had."""
+    """An HTTP endpoint for one process, on its own daemon threads, from which it calls stats().
 
-    def __init__(self, stats: Callable[[], Mapping[str, Any]], host: str, port: int, *, node_id: str) -> None:
+    info: labels of the metric that describes the process. Raises OSError when the address cannot be had."""
+
+    def __init__(
+        self, stats: Callable[[], Mapping[str, Any]], host: str, port: int, *, table: Table, info: Mapping[str, str]
+    ) -> None:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(NodeCollector(stats, node_id=node_id))
+        registry.register(StatsCollector(stats, table, info))
         self._host = host
         scrape: Any = MetricsHandler.factory(registry)
         self._server = _Server((host, port), type("Scrape", (scrape,), {"timeout": _SILENCE_S}))

@@ -1,7 +1,9 @@
-"""What each number of Node.stats() means. The metrics endpoint, `dfkv stat` and docs/metrics.md are made from this."""
+"""What each number of a node's and a membership service's stats() means. The metrics endpoints, `dfkv stat` and
+docs/metrics.md are made from this."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -11,6 +13,14 @@ class Spec(NamedTuple):
     kind: str  # "counter" or "gauge"
     help: str
     labels: tuple[str, ...] = ()
+
+
+class Table(NamedTuple):
+    """families: by the prefix of their keys; what follows the prefix is split into the labels."""
+
+    prefix: str
+    metrics: Mapping[str, Spec]
+    families: Mapping[str, Spec]
 
 
 class Place(NamedTuple):
@@ -25,11 +35,11 @@ def _counter(text: str, *labels: str) -> Spec:
     return Spec("counter", text, labels)
 
 
-def _gauge(text: str) -> Spec:
-    return Spec("gauge", text)
+def _gauge(text: str, *labels: str) -> Spec:
+    return Spec("gauge", text, labels)
 
 
-NODE_METRICS: dict[str, Spec] = {
+_NODE_METRICS = {
     "capacity_bytes": _gauge("Memory that the store may fill."),
     "used_bytes": _gauge("Memory in whole slots that are not free."),
     "stored_bytes": _gauge("Payload of live objects."),
@@ -95,27 +105,48 @@ NODE_METRICS: dict[str, Spec] = {
     "cancelled": _counter("Requests ended by their client."),
 }
 
-# Families by the prefix of their keys; what follows the prefix is split into the labels.
-NODE_FAMILIES: dict[str, Spec] = {
+_NODE_FAMILIES = {
     "requests": _counter("Requests by operation.", "op"),
     "items": _counter("Items (chunks of exists, objects otherwise) by operation and status.", "op", "status"),
     "frame_faults": _counter("Connections closed for a frame that is not sound, by fault.", "fault"),
 }
 
 
-def locate(key: str) -> Place:
+_MDS_METRICS = {
+    "connections_open": _gauge("Connections open now."),
+    "connections_total": _counter("Connections accepted."),
+    "connections_refused": _counter("Connections refused because max_connections was reached."),
+    "clients": _gauge("Clients of this replica, by name, that follow its views."),
+    "heartbeats": _counter("Heartbeats of nodes."),
+    "refused": _counter("Heartbeats refused: another holds the id or is registering it, or the group is full."),
+    "registered": _gauge("Nodes that etcd had at the last look."),
+    "missing": _gauge("Nodes that the view lists although etcd has lost them: their loss is not believed yet."),
+    "view_revision": _gauge("Revision of the view that is told; 0: there is none."),
+    "views": _counter("Views told."),
+    "etcd_reachable": _gauge("1 where the last look at etcd succeeded, else 0; then the last view stands."),
+    "etcd_look_age_ms": _gauge("Milliseconds since etcd was last read; -1: never."),
+    "etcd_failures": _counter("Calls to etcd that failed at every member that was tried."),
+}
+
+_MDS_FAMILIES = {"nodes": _gauge("Nodes of the view that is told, by state.", "state")}
+
+NODE_TABLE = Table("dfkv_node", _NODE_METRICS, _NODE_FAMILIES)
+MDS_TABLE = Table("dfkv_mds", _MDS_METRICS, _MDS_FAMILIES)
+
+
+def locate(key: str, table: Table = NODE_TABLE) -> Place:
     """The place of a key. One that is not described here becomes a gauge of its own, so that nothing is hidden."""
-    spec = NODE_METRICS.get(key)
+    spec = table.metrics.get(key)
     if spec is not None:
         return Place(key.removesuffix("_total"), spec, ())
-    for prefix, family in NODE_FAMILIES.items():
+    for prefix, family in table.families.items():
         if key.startswith(prefix + "_"):
             values = tuple(key[len(prefix) + 1 :].split("_", len(family.labels) - 1))
             if len(values) == len(family.labels):
                 return Place(prefix, family, values)
-    return Place(key, _gauge("Reported by the node without a description."), ())
+    return Place(key, _gauge("Reported without a description."), ())
 
 
-def is_described(key: str) -> bool:
-    place = locate(key)
-    return place.spec in NODE_METRICS.values() or bool(place.labels)
+def is_described(key: str, table: Table = NODE_TABLE) -> bool:
+    place = locate(key, table)
+    return place.spec in table.metrics.values() or bool(place.labels)

@@ -206,10 +206,13 @@ class CacheNode:
 
     def _start_metrics(self, port: int) -> None:
         from dfkv_core.metrics import MetricsServer
+        from dfkv_core.metrics_table import NODE_TABLE
 
         host = self.config.metrics_host
         try:
-            self._metrics = MetricsServer(self._running().stats, host, port, node_id=self.node_id)
+            self._metrics = MetricsServer(
+                self._running().stats, host, port, table=NODE_TABLE, info={"node_id": self.node_id}
+            )
         except OSError as error:
             raise NodeError(
                 f"cannot serve metrics on {join_address(host, port)}: {error.strerror or error}",

@@ -15,7 +15,7 @@ from dfkv_connectors.lmcache.stats import FAMILIES as LMCACHE_FAMILIES
 from dfkv_connectors.sglang.stats import FAMILIES as SGLANG_FAMILIES
 from dfkv_core.config import RECORDS, ClientConfig, Record
 from dfkv_core.config_values import display
-from dfkv_core.metrics_table import NODE_FAMILIES, NODE_METRICS
+from dfkv_core.metrics_table import MDS_TABLE, NODE_TABLE, Spec, Table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -70,6 +70,14 @@ Counters with labels. In `dfkv stat --json` each combination is a key of its own
 the items of an operation add up to what was asked of it.
 """
 
+METRICS_MDS = """
+## The membership service
+
+`dfkv mds --metrics-port 9741` (or `mds.metrics_port`) serves these in the same way. Each is named `dfkv_mds_` and the key below;
+counters end in `_total`. `dfkv_mds_info` carries the labels `replica_id`, `group` and `version`. Every replica counts for itself: nodes
+and views are the same on all of them within a look at etcd, connections and heartbeats add up.
+"""
+
 METRICS_SGLANG = """
 ## The SGLang connector
 
@@ -100,23 +108,23 @@ def _inherited(record: type[Record], key: str) -> bool:
 
 
 def metrics_page() -> str:
-    rows = [f"| `{key}` | {spec.kind} | {spec.help} |\n" for key, spec in NODE_METRICS.items()]
-    families = [
-        f"| `{key}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.help} |\n"
-        for key, spec in NODE_FAMILIES.items()
-    ]
     return "".join(
         [
-            *(METRICS_HEAD, "\n| key | kind | meaning |\n| --- | --- | --- |\n", *rows),
-            *(METRICS_FAMILIES, "\n| key | labels | meaning |\n| --- | --- | --- |\n", *families),
+            *(METRICS_HEAD, *_metrics_table(NODE_TABLE)),
+            *(METRICS_FAMILIES, *_family_table(NODE_TABLE.families)),
+            *(METRICS_MDS, *_metrics_table(MDS_TABLE), *_family_table(MDS_TABLE.families)),
             *(METRICS_SGLANG, *_family_table(SGLANG_FAMILIES)),
             *(METRICS_LMCACHE, *_family_table(LMCACHE_FAMILIES)),
         ]
     )
 
 
-def _family_table(families: Mapping[str, Family]) -> list[str]:
-    """Of a connector's counters."""
+def _metrics_table(table: Table) -> list[str]:
+    rows = [f"| `{key}` | {spec.kind} | {spec.help} |\n" for key, spec in table.metrics.items()]
+    return ["\n| key | kind | meaning |\n| --- | --- | --- |\n", *rows]
+
+
+def _family_table(families: Mapping[str, Family | Spec]) -> list[str]:
     rows = [
         f"| `{key}` | {', '.join(f'`{label}`' for label in family.labels)} | {family.help} |\n"
         for key, family in families.items()

@@ -15,6 +15,8 @@ class Section(str, Enum):
     MDS = "mds"
     CLIENT = "client"
     VLLM = "vllm"
+    SGLANG = "sglang"
+    LMCACHE = "lmcache"
 
 
 def config(

@@ -13,6 +13,7 @@ import typer
 from dfkv_core.cli.node_options import (
     HostOption,
     InsecureOption,
+    MetricsPortOption,
     SecretFileOption,
 )
 from dfkv_core.cli.output import CommandError, ConfigFileOption, JsonOption, print_json
@@ -35,6 +36,7 @@ def mds(
     ttl: Annotated[
         int | None, typer.Option(metavar="SECONDS", help="A silent node is gone after this (default 30).")
     ] = None,
+    metrics_port: MetricsPortOption = None,
     config: ConfigFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,6 +61,7 @@ def mds(
         "secret_file": secret_file,
         "insecure": insecure,
         "ttl_s": ttl,
+        "metrics_port": metrics_port,
     }
     loaded = load_config(MdsConfig, flags=flags, file=config)
     print(loaded.summary(), file=sys.stderr, flush=True)
@@ -75,6 +78,8 @@ async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None
     except ImportError as error:
         raise CommandError(f"no client for etcd: {error}", "pip install 'dfkv[etcd]'") from None
     from dfkv_core.mds.service import MembershipService
+    from dfkv_core.metrics import MetricsServer
+    from dfkv_core.metrics_table import MDS_TABLE
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     store = EtcdStore([split_address(address) for address in config.etcd], config.group)
@@ -87,11 +92,23 @@ async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None
         raise CommandError(
             f"cannot listen on {where}: {error.strerror or error}", "choose another --host or --port"
         ) from None
+    metrics = None
+    if config.metrics_port is not None:
+        info = {"replica_id": service.replica_id, "group": config.group}
+        try:
+            metrics = MetricsServer(service.stats, config.metrics_host, config.metrics_port, table=MDS_TABLE, info=info)
+        except OSError as error:
+            await service.stop()
+            where = join_address(config.metrics_host, config.metrics_port)
+            raise CommandError(
+                f"cannot serve metrics on {where}: {error.strerror or error}", "choose another --metrics-port"
+            ) from None
     ready = {
         "event": "ready",
         "address": address,
         "group": config.group,
         "etcd": list(config.etcd),
+        "metrics_address": metrics.address if metrics is not None else None,
         "ready_s": seconds_since_process_start(),
         "pid": os.getpid(),
     }
@@ -99,8 +116,13 @@ async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None
         print_json(ready)
     else:
         members = ", ".join(config.etcd)
-        print(f"dfkv mds ready on {address}, group {config.group}, etcd {members} (pid {os.getpid()})", flush=True)
+        told = f", metrics on {metrics.address}" if metrics is not None else ""
+        print(
+            f"dfkv mds ready on {address}, group {config.group}, etcd {members} (pid {os.getpid()}{told})", flush=True
+        )
     received = await _signal()
+    if metrics is not None:
+        metrics.close()
     await service.stop()
     if as_json:
         print_json({"event": "stopped", "signal": received.name, "counters": service.counters})

@@ -32,7 +32,7 @@ from dfkv_core.mds.store import (
     Steps,
     StoreError,
 )
-from dfkv_core.membership.view import NodeEntry, View
+from dfkv_core.membership.view import NodeEntry, NodeState, View
 
 T = TypeVar("T")
 SILENCE_S = 5.0
@@ -60,7 +60,9 @@ class MembershipService:
         self.ttl_s = config.ttl_s
         self.replica_id = ""
         self.listens_beyond_loopback = not is_loopback(config.host)
-        self.counters = dict.fromkeys(("heartbeats", "refused", "views", "etcd_failures", "connections"), 0)
+        self.counters = dict.fromkeys(
+            ("heartbeats", "refused", "views", "etcd_failures", "connections_total", "connections_refused"), 0
+        )
         self._config = config
         self._policy = GuardPolicy(ttl_s=float(config.ttl_s))
         self._store = store
@@ -106,6 +108,23 @@ class MembershipService:
         except StopIteration as end:
             value: T = end.value
             return value
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges (docs/metrics.md). From any thread, with up to MAX_NODES nodes' worth of work."""
+        replica = self._replica
+        nodes = replica.view.nodes if replica.view is not None else ()
+        read_at_s = replica.read_at_s
+        return {
+            **self.counters,
+            **{f"nodes_{state.name.lower()}": sum(node.state == state for node in nodes) for state in NodeState},
+            "registered": len(replica.snapshot.nodes),
+            "missing": len(replica.memory.missing_since_s),
+            "view_revision": replica.view.revision if replica.view is not None else 0,
+            "etcd_reachable": int(self._etcd_error is None),
+            "etcd_look_age_ms": -1 if read_at_s is None else int((time.monotonic() - read_at_s) * 1000),
+            "connections_open": len(self._sessions),
+            "clients": len(self._consumers),
+        }
 
     # ---- what sessions ask for
 
@@ -172,10 +191,11 @@ class MembershipService:
         task = asyncio.current_task()
         assert task is not None
         if len(self._sessions) >= self._config.max_connections:
+            self.counters["connections_refused"] += 1
             writer.close()
             return
         self._sessions.add(task)
-        self.counters["connections"] += 1
+        self.counters["connections_total"] += 1
         _notice_dead_peers(writer.get_extra_info("socket"))
         try:
             await Session(self, reader, writer).run()

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from dfkv_core import __version__
 from dfkv_core.cli.app import app
+from dfkv_core.cli.config_command import Section
 from dfkv_core.cli.namespaces import Namespace, resolve
 from dfkv_core.cli.output import CommandError, format_age
+from dfkv_core.config import RECORDS
 
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 
@@ -80,6 +82,10 @@ def test_completion_is_offered() -> None:
     done = run("--show-completion", environ={"SHELL": "/bin/bash", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert "Usage" not in done.stderr
     assert "--install-completion" in run("--help").stdout
+
+
+def test_config_command_knows_every_section() -> None:
+    assert [section.value for section in Section] == list(RECORDS)
 
 
 def test_config_command_says_where_values_come_from(tmp_path: Path) -> None:
