@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import aetcd
@@ -72,6 +73,8 @@ class _Member:
         self._cached: dict[bytes, _Parsed] = {}
         self._snapshot = Snapshot()
         self._cached_at = 0
+        self._rollbacks = 0
+        """How often etcd was at an earlier revision than before."""
         self._done: Mapping[type[store.Command], Callable[[Any], Awaitable[Any]]] = {
             store.Read: self._read,
             store.Grant: self._grant,
@@ -115,9 +118,12 @@ class _Member:
         if since and (len(known.keys() | changed.keys()) != reply.count or reply.header.revision < since):
             reply = await self._range(self._keys.cluster)
             known, changed = {}, {bytes(kv.key): self._parsed(kv) for kv in reply.kvs}
-        if changed or not since or len(known) != reply.count:
+        if reply.header.revision < since:
+            self._rollbacks += 1
+        epoch = reply.header.cluster_id + self._rollbacks
+        if changed or not since or len(known) != reply.count or epoch != self._snapshot.epoch:
             self._cached = {**known, **changed}
-            self._snapshot = _snapshot(self._cached.values())
+            self._snapshot = replace(_snapshot(self._cached.values()), epoch=epoch)
         self._cached_at = reply.header.revision
         return self._snapshot
 

@@ -108,7 +108,7 @@ class Replica:
     agreed: bool = False
     """The view is what the last look at etcd led to: without a change there is nothing to decide."""
     leap: bool = False
-    """etcd was out of reach, and may come from a backup: others may have told views that it does not have."""
+    """etcd was out of reach or comes from a backup: others may have told views that it does not have."""
 
     @classmethod
     def fresh(cls, now_s: float) -> Replica:
@@ -136,7 +136,8 @@ def tick(replica: Replica, moment: Moment, policy: GuardPolicy, silence_s: float
     etcd counts as having been away. Raises StoreError."""
     snapshot: Snapshot = yield Read()
     memory, leap = replica.memory, replica.leap
-    if replica.read_at_s is None or moment.now_s - replica.read_at_s > silence_s:
+    away = replica.read_at_s is None or moment.now_s - replica.read_at_s > silence_s
+    if away or snapshot.epoch != replica.snapshot.epoch:
         memory, leap = contact_regained(memory, moment.now_s, policy), True
     elif replica.agreed and snapshot == replica.snapshot and at_rest(memory):
         return replace(replica, read_at_s=moment.now_s)
@@ -161,7 +162,8 @@ def tick(replica: Replica, moment: Moment, policy: GuardPolicy, silence_s: float
         try:
             written = yield PutView(view, snapshot.view_revision)
         except StoreError:
-            written = 0
+            # It may be done all the same, be read by others, and be lost: its revision is not given again.
+            written, leap = 0, True
         if not written:
             # Another replica was quicker, or it is not known: the next read tells. Nothing was decided.
             return Replica(memory, moment.now_s, snapshot, published, agreed=False, leap=leap)

@@ -43,6 +43,8 @@ class Snapshot:
     view: View | None = None
     view_revision: int = 0
     """etcd's revision of the view's key; 0: there is none."""
+    epoch: int = 0
+    """Another one: etcd was restored, and may have lost what it had at the last look."""
 
 
 @dataclass(frozen=True)

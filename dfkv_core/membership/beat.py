@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 RETRY_S = 0.2
 MAX_RETRY_S = 5.0
 BUSY_RETRY_S = 1.0
+MIN_LEASE_S = 1.0
+_MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,14 @@ class Beat:
     """Another process holds the id: this one is announced no more."""
 
 
+def growing_pause_s(first_s: float, failures: int) -> float:
+    """Twice as long after each failure, up to MAX_RETRY_S, however many there were."""
+    return float(min(first_s * 2 ** min(failures, _MOST_DOUBLINGS), MAX_RETRY_S))
+
+
 def accepted(beat: Beat, now_s: float, lease: int, lease_s: float) -> Beat:
     """Registered: again after a third of the lease's time, so that two announcements may be lost."""
-    return replace(beat, lease=lease, failures=0, due_s=now_s + lease_s / 3)
+    return replace(beat, lease=lease, failures=0, due_s=now_s + max(lease_s, MIN_LEASE_S) / 3)
 
 
 def failed(beat: Beat, now_s: float) -> Beat:
@@ -32,7 +39,7 @@ def failed(beat: Beat, now_s: float) -> Beat:
     it belongs to the cluster, not to the endpoint."""
     failures = beat.failures + 1
     rounds, rest = divmod(failures, beat.endpoints)
-    pause = RETRY_S if rest else min(RETRY_S * 2**rounds, MAX_RETRY_S)
+    pause = RETRY_S if rest else growing_pause_s(RETRY_S, rounds)
     return replace(beat, endpoint=(beat.endpoint + 1) % beat.endpoints, failures=failures, due_s=now_s + pause)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from dfkv_core.config_values import join_address
 from dfkv_core.keys import Status
 from dfkv_core.membership.base import LocalMembership, MembershipError
-from dfkv_core.membership.beat import Beat, accepted, busy, failed, refused
+from dfkv_core.membership.beat import Beat, accepted, busy, failed, growing_pause_s, refused
 from dfkv_core.membership.view import NodeEntry, NodeState, View
 from dfkv_core.membership.wire import Ask, Connection, Opcode, RefusedError, Tell, WireError
 
@@ -136,6 +136,11 @@ class MdsMembership(LocalMembership):
         except (WireError, RefusedError) as error:
             self._failed(endpoint, error)
             await self._hang_up()
+        except Exception:
+            # Whatever it is, the next heartbeat may do better, and without one the cluster forgets this node.
+            _log.exception("a heartbeat failed")
+            self._beat = failed(self._beat, time.monotonic())
+            await self._hang_up()
 
     async def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
@@ -188,24 +193,27 @@ class MdsMembership(LocalMembership):
     async def _follow(self) -> None:
         """Takes every newer view, from whichever service answers."""
         endpoint, connection, failures = 0, None, 0
+        told = 0  # by this service: one that is behind would answer a question about a later revision at once
         while True:
-            known = self._current()
             try:
                 connection = connection or await self._open(endpoint)
-                meta: dict[int, int] = {
-                    Ask.KNOWN_REVISION: known.revision if known else 0,
-                    Ask.WAIT_MS: int(POLL_S * 1000),
-                }
+                meta: dict[int, int] = {Ask.KNOWN_REVISION: told, Ask.WAIT_MS: int(POLL_S * 1000)}
                 reply = await connection.ask(Opcode.SUBSCRIBE, meta, timeout_s=POLL_S + CALL_S)
                 if reply.payload:
-                    self._take(View.decode(reply.payload))
+                    view = View.decode(reply.payload)
+                    told = view.revision
+                    self._take(view)
                 failures = 0
+                continue
             except (WireError, RefusedError, ValueError):
-                if connection is not None:
-                    await connection.close()
-                connection, endpoint = None, (endpoint + 1) % len(self._services)
-                failures += 1
-                await asyncio.sleep(min(0.1 * 2**failures, 5.0))
+                pass  # heartbeats say what is wrong with a service
+            except Exception:
+                _log.exception("the view could not be followed")
+            if connection is not None:
+                await connection.close()
+            connection, endpoint, told = None, (endpoint + 1) % len(self._services), 0
+            failures += 1
+            await asyncio.sleep(growing_pause_s(0.1, failures))
 
     def _take(self, view: View) -> None:
         if view.follows(self._current()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,33 @@ def test_the_model_of_etcd_is_like_etcd(tmp_path: Path, seed: int) -> None:
         asyncio.run(_compare(etcd, random.Random(seed)))
     finally:
         etcd.stop()
+
+
+def test_an_etcd_that_lost_its_data_is_noticed(tmp_path: Path) -> None:
+    etcd = EtcdProcess(tmp_path)
+    try:
+        asyncio.run(_lose_data(etcd, tmp_path / "data"))
+    finally:
+        etcd.stop()
+
+
+async def _lose_data(etcd: EtcdProcess, data: Path) -> None:
+    real = EtcdStore([split_address(etcd.address)], "lost", call_timeout_s=20)
+    try:
+        await real.run(store.PutDrain("a", 1))
+        before = await real.run(store.Read())
+        etcd.stop()
+        etcd.start()
+        # A restart alone loses nothing.
+        assert await real.run(store.Read()) == before
+        etcd.stop()
+        shutil.rmtree(data)
+        etcd.start()
+        after = await real.run(store.Read())
+        assert after.drained == {}
+        assert after.epoch != before.epoch
+    finally:
+        await real.close()
 
 
 async def _compare(etcd: EtcdProcess, chance: random.Random) -> None:

@@ -133,6 +133,7 @@ class Etcd:
         self._expires_s = inf
         """No lease ends before."""
         self._next_lease = 1
+        self.epoch = 0
         self.lost_keys_at_s = -1000.0
         self.changed_s = 0.0
         self.gone_at_s: dict[str, float] = {}
@@ -177,6 +178,7 @@ class Etcd:
             self.revision += 1000  # as a restore with a bumped revision
         if lost_everything or from_backup:
             self.wished = dict(self.drained)
+            self.epoch += 1
         for node_id in before - self.nodes.keys():
             self._went(node_id)
         for node_id in self.nodes.keys() - before:
@@ -248,7 +250,7 @@ class Etcd:
     def _apply(self, command: store.Command) -> Any:
         self.expire()
         if isinstance(command, store.Read):
-            return Snapshot(dict(self.nodes), dict(self.drained), self.view, self.view_revision)
+            return Snapshot(dict(self.nodes), dict(self.drained), self.view, self.view_revision, self.epoch)
         if isinstance(command, store.KeepAlive):
             lease = self.leases.get(command.lease)
             if lease is None:

@@ -159,6 +159,44 @@ def test_after_an_outage_revisions_leap() -> None:
     assert after.revision == replica.view.revision + 1
 
 
+def test_a_revision_of_unknown_fate_is_not_given_again() -> None:
+    """The write was done and lost: etcd goes back before anybody hears of it."""
+    desk = Desk()
+    desk.beat(node("a"))
+    replica = tick(desk, Replica.fresh(0.0), 0, 1000)
+    desk.beat(node("b", at="h:2"))
+    steps = registry.tick(replica, Moment(1, 1000, bytes([1] * 16)), POLICY, 5.0)
+    steps.send(desk.etcd.apply(next(steps)))
+    with pytest.raises(StopIteration) as end:
+        steps.throw(StoreError("late"))
+    view = tick(desk, end.value.value, 2, 1000).view
+    assert view is not None
+    assert view.revision >= 1000 + 1000
+
+
+def test_a_restored_etcd_is_met_with_care() -> None:
+    """Even where it was away for less than the silence: revisions leap, and nothing goes for a TTL."""
+    desk = Desk()
+    for index in range(4):
+        desk.beat(node(f"n{index}", at=f"h:{index + 1}"))
+    replica = tick(desk, Replica.fresh(0.0), 0, 1000)
+    for now_s in range(1, 40):
+        replica = tick(desk, replica, now_s, 1000)
+    desk.etcd.back_up()
+    desk.etcd.stop()
+    desk.etcd.start(from_backup=True)
+    desk.etcd.lose_key("n3")
+    desk.beat(node("n4", at="h:5"))
+    replica = tick(desk, replica, 41, 1000)
+    assert replica.view is not None
+    assert len(replica.view.nodes) == 5
+    assert replica.view.revision >= 1000 + 1000
+    for now_s in range(42, 72):
+        replica = tick(desk, replica, now_s, 1000)
+    assert replica.view is not None
+    assert [entry.id for entry in replica.view.nodes] == ["n0", "n1", "n2", "n4"]
+
+
 def test_replicas_count_what_the_others_publish() -> None:
     """A loss that one has believed leaves the other less to believe."""
     desk = Desk()
@@ -231,6 +269,15 @@ def test_beats() -> None:
     assert max(pauses) == beats.MAX_RETRY_S  # less than a third of a lease
     assert beats.accepted(beat, 1.0, 8, 30.0).failures == 0
     assert beats.refused(beat).ended
+
+
+@pytest.mark.parametrize("endpoints", [1, 3])
+def test_beats_go_on_after_an_outage_of_days(endpoints: int) -> None:
+    beat = Beat(endpoints)
+    for _ in range(100_000):
+        beat = beats.failed(beat, 200.0)
+    assert 0 < beat.due_s - 200.0 <= beats.MAX_RETRY_S
+    assert beats.accepted(beat, 1.0, 8, 0.0).due_s > 1.0  # a service that says nonsense is not asked all the time
 
 
 def test_packing() -> None:

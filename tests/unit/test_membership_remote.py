@@ -1,0 +1,134 @@
+"""A node's side of a membership service, against the real service over the simulator's model of etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dfkv_core.config import MdsConfig, load_config
+from dfkv_core.config_values import split_address
+from dfkv_core.mds.service import MembershipService
+from dfkv_core.mds.store import Command, ListConsumers
+from dfkv_core.membership import NodeEntry, View, remote
+from dfkv_core.membership.remote import MdsMembership
+from tests.simulation.world import Etcd, World
+
+
+class ModelStore:
+    """One etcd, as the simulator has it, in real time."""
+
+    def __init__(self) -> None:
+        self.world = World(1)
+        self.etcd = Etcd(self.world)
+
+    async def run(self, command: Command) -> Any:
+        self.world.now_s = time.monotonic()
+        return [] if isinstance(command, ListConsumers) else self.etcd.apply(command)
+
+    async def close(self) -> None:
+        pass
+
+
+class CountingService(MembershipService):
+    asked = 0
+
+    async def view_after(self, revision: int, wait_s: float) -> bytes | None:
+        self.asked += 1
+        return await super().view_after(revision, wait_s)
+
+
+class Running:
+    """A service on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        config = load_config(MdsConfig, flags={"port": 0, "poll_ms": 50}, environ={}).value
+        self.service = CountingService(config, ModelStore(), None)
+        self.address = self._run(self.service.start())
+
+    def _run(self, steps: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(steps, self.loop).result(10)
+
+    def register(self, entry: NodeEntry) -> None:
+        self._run(self.service.heartbeat(entry, 0))
+
+    def close(self) -> None:
+        self._run(self.service.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    service = Running()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def membership(running: Running) -> Iterator[MdsMembership]:
+    node = MdsMembership([split_address(running.address)], group="default")
+    node.join(NodeEntry("a", ("127.0.0.1:1",), 7))
+    yield node
+    node.close()
+
+
+def eventually(condition: Any, deadline_s: float = 10.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_service_that_is_behind_is_not_asked_all_the_time(running: Running, membership: MdsMembership) -> None:
+    view = membership.view()
+    later = View(view.cluster_id, view.revision + 10**9, view.nodes)
+    # As from another replica, while this one is cut off from etcd.
+    asyncio.run_coroutine_threadsafe(_take(membership, later), running.loop).result(10)
+    assert membership.view() == later
+    before = running.service.asked
+    # A change that is older than what the node knows is told, and not taken.
+    running.register(NodeEntry("b", ("127.0.0.1:2",), 8))
+    eventually(lambda: running.service.asked > before)
+    time.sleep(0.5)
+    assert running.service.asked - before <= 3
+    assert membership.view() == later
+
+
+async def _take(membership: MdsMembership, view: View) -> None:
+    membership._take(view)
+
+
+def test_what_nobody_thought_of_ends_neither_heartbeats_nor_views(
+    running: Running, membership: MdsMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = 3
+
+    def decode(data: bytes) -> View:
+        nonlocal broken
+        broken -= 1
+        if broken >= 0:
+            raise KeyError("a fault of this program")
+        return original(data)
+
+    original = View.decode
+    monkeypatch.setattr(View, "decode", decode)
+    revision = membership.view().revision
+    running.register(NodeEntry("b", ("127.0.0.1:2",), 8))
+    eventually(lambda: membership.view().revision > revision)
+    assert broken < 0
+
+    heartbeats = running.service.counters["heartbeats"]
+    monkeypatch.setattr(remote, "accepted", lambda *_: 1 / 0)
+    membership._nudge()
+    eventually(lambda: running.service.counters["heartbeats"] >= heartbeats + 2)
+    monkeypatch.undo()
+    eventually(lambda: membership._beat.failures == 0)
