@@ -38,6 +38,7 @@ T = TypeVar("T")
 SILENCE_S = 5.0
 FIRST_VIEW_S = 2.0
 CONSUMER_SYNC_S = 2.0
+MOST_CHANGES_LOGGED = 20
 MAX_NODES = 2000
 """With MAX_ENTRY_BYTES of session.py, what fits in one frame."""
 
@@ -71,6 +72,7 @@ class MembershipService:
         self._changed = asyncio.Event()
         self._nudged = asyncio.Event()
         self._etcd_error: str | None = "not asked yet"
+        self._said_away = False
         self._consumers: dict[str, tuple[Consumer, int]] = {}
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,9 +211,10 @@ class MembershipService:
             try:
                 await self._tick()
             except StoreError as error:
-                if self._etcd_error is None:
-                    _log.warning("etcd: %s; the last view stands", error)
-                self._etcd_error = str(error)
+                if not self._said_away:
+                    stands = "the last view stands" if self._replica.view is not None else "there is no view until then"
+                    _log.warning("etcd does not answer (%s); %s", error, stands)
+                self._etcd_error, self._said_away = str(error), True
             except Exception:
                 # Whatever it is, the last view stands and the next round may do better.
                 _log.exception("the view could not be made")
@@ -226,17 +229,17 @@ class MembershipService:
         self._replica = await self.run(registry.tick(self._replica, moment, self._policy, SILENCE_S))
         if self._etcd_error is not None:
             _log.info("etcd answers")
-            self._etcd_error = None
+            self._etcd_error, self._said_away = None, False
         view = self._replica.view
         if view is not None and view is not before and (before is None or view != before):
             self.counters["views"] += 1
-            self._tell(view)
+            self._tell(before, view)
 
-    def _tell(self, view: View) -> None:
+    def _tell(self, before: View | None, view: View) -> None:
         self._encoded = view.encode()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        _log.info("view %d: %s", view.revision, ", ".join(f"{n.id} {n.state.name.lower()}" for n in view.nodes))
+        _log.info("view %d of %d nodes: %s", view.revision, len(view.nodes), describe_change(before, view))
 
     async def _sync_consumers(self) -> None:
         """Keeps this replica's consumers in etcd, under a lease that ends with it."""
@@ -261,6 +264,24 @@ class MembershipService:
                         written[name] = consumer
             except StoreError:
                 continue  # the next round tries again
+            except Exception:
+                _log.exception("clients could not be registered")
+
+
+def describe_change(before: View | None, view: View) -> str:
+    """What is new in a view, as one line of a log that stays short however many nodes there are."""
+    old = {node.id: node for node in before.nodes} if before is not None else {}
+    changes = []
+    for node in view.nodes:
+        known = old.pop(node.id, None)
+        if known is None or known.state != node.state:
+            changes.append(f"{node.id} {node.state.name.lower()}")
+        elif known != node:
+            changes.append(f"{node.id} {'restarted' if known.incarnation != node.incarnation else 'changed'}")
+    changes += [f"{node_id} lost" for node_id in old]
+    more = len(changes) - MOST_CHANGES_LOGGED
+    shown = ", ".join(changes[:MOST_CHANGES_LOGGED]) or "no change"
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _notice_dead_peers(connection: socket.socket) -> None:

@@ -32,6 +32,9 @@ def test_a_service_without_etcd_says_so_in_its_metrics(tmp_path: Path) -> None:
         assert found["dfkv_mds_etcd_failures_total"] >= 1
         assert found["dfkv_mds_connections_total"] == 1
         assert found['dfkv_mds_nodes{state="serving"}'] == 0
+        log = (tmp_path / "mds.log").read_text()
+        assert "WARNING dfkv.mds: etcd does not answer (127.0.0.1:1: " in log
+        assert "there is no view until then" in log
 
 
 def test_no_port_is_opened_unasked_and_none_beyond_loopback(tmp_path: Path) -> None:

@@ -6,15 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dfkv_core.config import MdsConfig, load_config
 from dfkv_core.config_values import split_address
-from dfkv_core.mds.service import MembershipService
+from dfkv_core.mds.service import MembershipService, describe_change
 from dfkv_core.mds.store import Command, ListConsumers
-from dfkv_core.membership import NodeEntry, View, remote
+from dfkv_core.membership import NodeEntry, NodeState, View, remote
 from dfkv_core.membership.remote import MdsMembership
 from tests.simulation.world import Etcd, World
 
@@ -132,3 +133,14 @@ def test_what_nobody_thought_of_ends_neither_heartbeats_nor_views(
     eventually(lambda: running.service.counters["heartbeats"] >= heartbeats + 2)
     monkeypatch.undo()
     eventually(lambda: membership._beat.failures == 0)
+
+
+def test_a_view_is_one_short_line_of_the_log() -> None:
+    nodes = [NodeEntry(f"n{index:04}", ("h:1",), 1) for index in range(1000)]
+    first = View(bytes(16), 1, tuple(nodes))
+    line = describe_change(None, first)
+    assert line.startswith("n0000 serving, n0001 serving, ")
+    assert line.endswith(" and 980 more")
+    changed = [replace(nodes[0], state=NodeState.DRAINING), replace(nodes[1], incarnation=2), *nodes[3:]]
+    assert describe_change(first, View(bytes(16), 2, tuple(changed))) == "n0000 draining, n0001 restarted, n0002 lost"
+    assert describe_change(first, View(bytes(16), 3, first.nodes)) == "no change"
