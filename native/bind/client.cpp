@@ -346,8 +346,7 @@ void bind_client_class(nb::module_& m) {
           "get",
           [](const ClientHandle& self, nb::bytes ns, nb::object items, nb::object segments, nb::object counts,
              double deadline_ms) {
-            return transfer(Kind::kGet, self, ns, items, segments, counts, deadline_ms, false, 0,
-                            Ack::kRam);
+            return transfer(Kind::kGet, self, ns, items, segments, counts, deadline_ms, false, 0, Ack::kRam);
           },
           nb::arg("namespace"), nb::arg("items"), nb::arg("segments"), nb::arg("counts"),
           nb::arg("deadline_ms"))

@@ -46,13 +46,15 @@ enum class Kind : std::uint8_t { kExists, kGet, kPut, kRemove, kErase, kList, kS
 inline constexpr std::size_t kKinds = 9;
 
 [[nodiscard]] constexpr const char* kind_name(Kind kind) {
-  constexpr const char* names[kKinds] = {"exists", "get", "put", "remove", "erase", "list", "stat", "ping", "sync"};
+  constexpr const char* names[kKinds] = {"exists", "get",  "put",  "remove", "erase",
+                                         "list",   "stat", "ping", "sync"};
   return names[static_cast<std::size_t>(kind)];
 }
 
 [[nodiscard]] constexpr Opcode opcode_of(Kind kind) {
-  constexpr Opcode opcodes[kKinds] = {Opcode::kExists, Opcode::kGet,  Opcode::kPut,  Opcode::kRemove,
-                                      Opcode::kErase,  Opcode::kList, Opcode::kStat, Opcode::kPing, Opcode::kSync};
+  constexpr Opcode opcodes[kKinds] = {Opcode::kExists, Opcode::kGet,   Opcode::kPut,
+                                      Opcode::kRemove, Opcode::kErase, Opcode::kList,
+                                      Opcode::kStat,   Opcode::kPing,  Opcode::kSync};
   return opcodes[static_cast<std::size_t>(kind)];
 }
 
