@@ -35,6 +35,7 @@ class Checks:
         self._history = history
         self._owners: dict[tuple[bytes, int], tuple[NodeEntry, ...]] = {}
         self._told: dict[tuple[str, int], View] = {}
+        self._written: set[tuple[bytes, int]] = set()
         self._last: View | None = None
         self._losses: list[tuple[str, float, bool]] = []
         """Of published nodes that went: id, when, and whether the key had been gone for less than a TTL."""
@@ -60,6 +61,7 @@ class Checks:
     def published(self, view: View) -> None:
         """etcd has a new view."""
         self.views += 1
+        self._written.add(_key(view))
         self._one_owner(view)
         history = self._history
         last, self._last = self._last, view
@@ -138,6 +140,8 @@ class Checks:
 
     def told(self, service: str, life: int, view: View) -> None:
         """A service has a new view for its followers."""
+        if _key(view) not in self._written:
+            self._fail("what is told was agreed on", f"{service} tells revision {view.revision}")
         self._one_owner(view)
         last = self._told.get((service, life))
         if last is not None and _key(view) <= _key(last):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from dfkv_core.membership.view import NodeEntry
+from dfkv_core.membership.view import NodeEntry, View
 from tests.simulation.actors import ETCD_CALL_S, POLICY, POLL_S, SILENCE_S, TTL_S, Client, Node, Service
 from tests.simulation.checks import SAMPLE_S, Checks, InvariantError
 from tests.simulation.world import Etcd, Network, World, describe
@@ -28,12 +28,14 @@ class History:
         self.network = Network(world)
         self.etcd = Etcd(world)
         self.checks = Checks(self)
-        self.etcd.on_view = self.checks.published
+        self.etcd.on_view = self._view_written
         self.etcd.on_node = self.checks.registered
         self.only_nodes_fail = seed % 4 == 0 and not only
         self.data_loss = seed % 4 == 1
         self.mass_loss = False
         self.mended = False
+        self._doomed = False
+        """etcd stops after the next view."""
         self._eventful_until_s = 0.0
         self.services_stay = True
         """No service was restarted or cut off so far: each has seen every view."""
@@ -217,9 +219,18 @@ class History:
         """It is restored from a backup made just before a change, which one service alone has told."""
         if self.etcd.up:
             self.etcd.back_up()
+            self._doomed = True
             self._grow()
-            self.world.after(0.1 * self.world.random.random(), self._stop_etcd)
-            self.world.after(2 + 40 * self.world.random.random(), lambda: self._start_etcd(from_backup=True))
+
+    def _view_written(self, view: View) -> None:
+        self.checks.published(view)
+        if self._doomed:
+            self._doomed = False
+            chance = self.world.random
+            stop_s = chance.choice((0.004, 0.1)) * chance.random()  # before its answer is back, or after
+            self.world.after(stop_s, self._stop_etcd)
+            away_s = chance.choice((3.0, 40.0)) * chance.random()
+            self.world.after(stop_s + away_s, lambda: self._start_etcd(from_backup=True))
 
     def _stop_etcd(self) -> None:
         if self.etcd.up and not self.mended:
