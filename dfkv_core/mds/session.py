@@ -23,6 +23,7 @@ from dfkv_core.membership.wire import (
     AUTH_NONE,
     MAX_META_BYTES,
     MAX_PAYLOAD_BYTES,
+    NONCE_BYTES,
     Ask,
     Flag,
     Frame,
@@ -31,6 +32,7 @@ from dfkv_core.membership.wire import (
     Tell,
     WireError,
     encode,
+    is_nonce,
     receive,
 )
 
@@ -98,9 +100,12 @@ class Session:
         if group and group != self._service.group:
             reason = f"this membership service keeps group {self._service.group!r}, and group {group!r} was asked for"
             return self._refuse(hello, Status.REFUSED_BAD_REQUEST, reason)
+        theirs = hello.meta.get(Hello.NONCE, bytes(NONCE_BYTES))
+        if not is_nonce(theirs):
+            return self._refuse(hello, Status.REFUSED_BAD_REQUEST, f"the nonce of HELLO has {NONCE_BYTES} bytes")
         name = hello.meta.get(Hello.CLIENT_NAME, "")
         self._name = name.encode()[:MAX_NAME_BYTES].decode(errors="ignore") if isinstance(name, str) else ""
-        secret, nonce = self._service.secret, os.urandom(16)
+        secret, nonce = self._service.secret, os.urandom(NONCE_BYTES)
         meta: dict[int, Any] = {
             Hello.LANE: hello.meta.get(Hello.LANE, 0),
             Hello.MAX_META_BYTES: MAX_META_BYTES,
@@ -113,7 +118,6 @@ class Session:
         self._send(Frame(Opcode.HELLO, Flag.REPLY | Flag.END_OF_REQUEST, hello.request_id, meta))
         if secret is None:
             return True
-        theirs = hello.meta.get(Hello.NONCE, bytes(16))
         proof = await receive(self._reader)
         expected = _native.auth_mac(secret, "c", theirs, nonce, self._service.replica_id)
         given = proof.meta.get(Ask.MAC, b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import os
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -18,6 +19,7 @@ MAX_PAYLOAD_BYTES = 1024 * 1024
 HEADER_BYTES = 32
 WHOLE_REQUEST = 0xFFFFFFFF
 AUTH_NONE, AUTH_HMAC = 1, 2
+NONCE_BYTES = 16
 
 
 class Opcode(IntEnum):
@@ -101,6 +103,10 @@ class Frame:
     payload: bytes = b""
 
 
+def is_nonce(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) == NONCE_BYTES
+
+
 def encode(frame: Frame) -> bytes:
     """The bytes of a frame that concerns a whole request."""
     meta = pack({int(key): value for key, value in sorted(frame.meta.items())}) if frame.meta else b""
@@ -170,19 +176,33 @@ class Connection:
         return connection
 
     async def _handshake(self, secret: bytes | None, group: str, client_name: str) -> None:
-        nonce = os.urandom(16)
+        nonce = os.urandom(NONCE_BYTES)
         meta: dict[int, Any] = {Hello.LANE: 0, Hello.NONCE: nonce, Hello.SOFTWARE: "dfkv", Hello.GROUP: group}
         if client_name:
             meta[Hello.CLIENT_NAME] = client_name
         answer = await self._exchange(Opcode.HELLO, meta)
-        if not answer.meta.get(Hello.AUTH_METHODS, 0) & AUTH_HMAC:
-            return
+        methods, theirs = (
+            answer.meta.get(Hello.AUTH_METHODS, AUTH_NONE),
+            answer.meta.get(Hello.NONCE, bytes(NONCE_BYTES)),
+        )
+        name = answer.meta.get(Hello.NODE_ID, "")
+        if not isinstance(methods, int) or not is_nonce(theirs) or not isinstance(name, str):
+            raise WireError("its HELLO is malformed")
         if secret is None:
-            raise RefusedError(Status.REFUSED_UNAUTHENTICATED, "it wants a secret: name its secret_file")
-        theirs, name = answer.meta.get(Hello.NONCE, bytes(16)), answer.meta.get(Hello.NODE_ID, "")
+            if not methods & AUTH_NONE:
+                raise RefusedError(Status.REFUSED_UNAUTHENTICATED, "it wants a secret: name its secret_file")
+            return
+        # Whoever configured a secret wants to know whom they talk to: no silent step down.
+        if not methods & AUTH_HMAC:
+            reason = (
+                "it does not prove that it knows the secret: start it with this secret_file, or this side without one"
+            )
+            raise RefusedError(Status.REFUSED_UNAUTHENTICATED, reason)
         proof = _native.auth_mac(secret, "c", nonce, theirs, name)
         answer = await self._exchange(Opcode.AUTH, {Ask.MAC: proof})
-        if answer.meta.get(Tell.MAC) != _native.auth_mac(secret, "s", nonce, theirs, name):
+        given = answer.meta.get(Tell.MAC)
+        expected = _native.auth_mac(secret, "s", nonce, theirs, name)
+        if not isinstance(given, bytes) or not hmac.compare_digest(given, expected):
             raise RefusedError(Status.REFUSED_UNAUTHENTICATED, "it does not know the secret")
 
     async def _exchange(self, opcode: Opcode, meta: dict[int, Any]) -> Frame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from dfkv_core.config import MdsConfig, load_config
 from dfkv_core.config_values import split_address
 from dfkv_core.mds.service import MembershipService, describe_change
 from dfkv_core.mds.store import Command, ListConsumers
-from dfkv_core.membership import NodeEntry, NodeState, View, remote
+from dfkv_core.membership import MembershipError, NodeEntry, NodeState, View, remote
 from dfkv_core.membership.remote import MdsMembership
+from dfkv_core.membership.wire import Flag, Frame, Hello, Opcode, encode
 from tests.simulation.world import Etcd, World
 
 
@@ -46,12 +48,12 @@ class CountingService(MembershipService):
 class Running:
     """A service on a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes | None = None) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         config = load_config(MdsConfig, flags={"port": 0, "poll_ms": 50}, environ={}).value
-        self.service = CountingService(config, ModelStore(), None)
+        self.service = CountingService(config, ModelStore(), secret)
         self.address = self._run(self.service.start())
 
     def _run(self, steps: Any) -> Any:
@@ -144,3 +146,24 @@ def test_a_view_is_one_short_line_of_the_log() -> None:
     changed = [replace(nodes[0], state=NodeState.DRAINING), replace(nodes[1], incarnation=2), *nodes[3:]]
     assert describe_change(first, View(bytes(16), 2, tuple(changed))) == "n0000 draining, n0001 restarted, n0002 lost"
     assert describe_change(first, View(bytes(16), 3, first.nodes)) == "no change"
+
+
+def test_a_service_that_does_not_prove_the_secret_is_not_believed(running: Running) -> None:
+    """Otherwise whoever listens at the address could make up the cluster."""
+    node = MdsMembership([split_address(running.address)], group="default", secret=bytes(32))
+    with pytest.raises(MembershipError, match="does not prove that it knows the secret"):
+        node.join(NodeEntry("a", ("127.0.0.1:1",), 7))
+    node.close()
+
+
+@pytest.mark.parametrize("nonce", [5, b"short", "text", [1]])
+def test_a_malformed_hello_is_refused_and_fills_no_log(nonce: Any, caplog: pytest.LogCaptureFixture) -> None:
+    service = Running(secret=bytes(32))
+    try:
+        with socket.create_connection(split_address(service.address), timeout=5) as peer:
+            peer.sendall(encode(Frame(Opcode.HELLO, Flag.END_OF_REQUEST, 0, {Hello.NONCE: nonce})))
+            answer = b"".join(iter(lambda: peer.recv(4096), b""))
+    finally:
+        service.close()
+    assert b"the nonce of HELLO has 16 bytes" in answer
+    assert not caplog.records
