@@ -241,7 +241,9 @@ class ClientConfig(Record):
     )
     secret_file: FilePath | None = Field(None, description="File with the secret shared with the nodes.")
     name: str = Field("", max_length=128, description="Name shown to operators. Empty: host name and process id.")
-    connections_per_node: Count = Field(2, ge=1, le=64, description="Bulk connections per node.")
+    connections_per_node: Count = Field(
+        2, ge=1, le=64, description="Bulk connections per node; with more than one, the first carries loads only."
+    )
     connect_timeout_ms: Count = Field(1000, ge=1, description="Time for a connection and its handshake.")
     cooldown_ms: Count = Field(500, ge=0, description="Time a node is left alone after a transport failure.")
     lookup_deadline_ms: Count = Field(500, ge=1, description="Deadline of a lookup; past it the answer is a miss.")

@@ -60,6 +60,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void plan(const std::shared_ptr<Operation>& op);
   void plan_keys(const std::shared_ptr<Operation>& op, const Ring& ring, std::vector<std::uint32_t> keys);
   void plan_removal(const std::shared_ptr<Operation>& op);
+  [[nodiscard]] std::uint32_t connections_for(Kind kind) const;
   void plan_nodes(const std::shared_ptr<Operation>& op);
   void ask_node(const std::shared_ptr<Operation>& op, std::uint32_t index, std::uint64_t cursor);
 

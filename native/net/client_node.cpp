@@ -1,6 +1,8 @@
 #include "net/client_node.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 
 namespace dfkv::client {
 
@@ -169,11 +171,17 @@ void NodeLink::submit(std::shared_ptr<Request> request) {
   dispatch();
 }
 
+// The first connection is left to loads, as long as another one stands: a PUT waits on its connection while
+// the node has no memory for it.
 std::shared_ptr<Connection> NodeLink::pick(const Request& request) const {
   std::shared_ptr<Connection> best;
-  for (const auto& slot : slots_) {
-    const auto& connection = slot.connection;
-    if (!connection || !connection->has_room() || connection->serial() < request.min_serial) continue;
+  bool others_stand = false;
+  for (auto slot = slots_.rbegin(); slot != slots_.rend(); ++slot) {
+    const auto& connection = slot->connection;
+    if (request.opcode == Opcode::kPut && others_stand && std::next(slot) == slots_.rend()) break;
+    if (!connection || connection->serial() < request.min_serial) continue;
+    others_stand = others_stand || connection->ready();
+    if (!connection->has_room()) continue;
     if (!best || connection->outstanding_bytes() < best->outstanding_bytes()) best = connection;
   }
   return best;
@@ -192,16 +200,18 @@ bool NodeLink::split_to_fit(const Connection& connection, const std::shared_ptr<
 }
 
 void NodeLink::dispatch() {
-  // Requests that wait for a fresh connection do not hold up those behind them.
+  // Those that wait, for a fresh connection or because theirs is full, hold up none of the other kind.
   std::deque<std::shared_ptr<Request>> waiting;
-  while (!queue_.empty()) {
+  std::array<bool, 2> full{};  // for loads, for saves
+  while (!queue_.empty() && !(full[0] && full[1])) {
     auto request = std::move(queue_.front());
     queue_.pop_front();
     if (request->state == Request::State::kEnded) continue;
-    const auto connection = pick(*request);
+    bool& no_room = full[request->opcode == Opcode::kPut ? 1 : 0];
+    const auto connection = no_room ? nullptr : pick(*request);
     if (!connection) {
+      no_room = no_room || request->min_serial == 0;
       waiting.push_back(std::move(request));
-      if (waiting.back()->min_serial == 0) break;
       continue;
     }
     if (split_to_fit(*connection, request)) connection->send(std::move(request));

@@ -118,7 +118,7 @@ void Core::plan_keys(const std::shared_ptr<Operation>& op, const Ring& ring,
       for (const auto key : owned[node]) op->end_key(key, Status::kMissNodeDown);
       continue;
     }
-    for (auto& run : cut(input, std::move(owned[node]), io_.options.connections_per_node)) {
+    for (auto& run : cut(input, std::move(owned[node]), connections_for(op->kind()))) {
       auto request = std::make_shared<Request>();
       request->opcode = opcode_of(op->kind());
       request->meta.ns = input.ns;
@@ -139,6 +139,12 @@ void Core::plan_keys(const std::shared_ptr<Operation>& op, const Ring& ring,
     }
   }
   for (auto& [link, request] : made) link->submit(std::move(request));
+}
+
+// One connection is left to loads: a PUT waits on its connection while the node has no memory for it.
+std::uint32_t Core::connections_for(Kind kind) const {
+  const std::uint32_t all = io_.options.connections_per_node;
+  return kind == Kind::kPut && all > 1 ? all - 1 : all;
 }
 
 void Core::plan_nodes(const std::shared_ptr<Operation>& op) {

@@ -409,6 +409,44 @@ TEST_CASE("a put whose node does not read costs the deadline, and the memory can
   f.peer.stop();  // before what its hook refers to goes
 }
 
+TEST_CASE("saves that the node does not read hold up no load") {
+  FakePeer peer;
+  auto options = options_for(peer.port);
+  options.connections_per_node = 2;
+  Client client(options);
+  const auto ns = add_test_namespace(client);
+  std::atomic<bool> stop{false};
+  std::atomic<int> stopped{0};
+  peer.set_hook([&](FakePeer::Conn& conn, const Frame& frame) {
+    if (frame.opcode() != Opcode::kPut || frame.header.item == kWholeRequest) return false;
+    ++stopped;
+    while (!stop) conn.pause(1ms);
+    return false;
+  });
+  const ByteVector stored(300'000, std::byte{7});
+  peer.store(block_of(1), 0, stored);
+  REQUIRE(eventually([&] { return client.counters().connects.load() >= 4; }));  // all of them stand
+  std::vector<ByteVector> memory(6, ByteVector(4 << 20, std::byte{1}));
+  std::vector<std::shared_ptr<Operation>> saves;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    saves.push_back(Batch(Kind::kPut, ns).item(block_of(100 + i), 0, memory[i]).submit(client, 10s));
+  }
+  REQUIRE(eventually([&] { return stopped > 0; }));
+  for (int i = 0; i < 20; ++i) {
+    ByteVector into(stored.size());
+    const auto load = Batch(Kind::kGet, ns).item(block_of(1), 0, into).submit(client, 2s);
+    REQUIRE(load->wait(5s));
+    CHECK(name_of(status_of(*load, 0)) == "ok");
+    CHECK(into == stored);
+  }
+  stop = true;
+  for (const auto& save : saves) {
+    REQUIRE(save->wait(10s));
+    CHECK(name_of(status_of(*save, 0)) == "ok");
+  }
+  peer.stop();  // before what its hook refers to goes
+}
+
 TEST_CASE("cancel returns with the memory detached") {
   Fixture f;
   f.check_works();
