@@ -16,7 +16,7 @@ from dfkv_core.cli.node_options import (
     MetricsPortOption,
     SecretFileOption,
 )
-from dfkv_core.cli.output import CommandError, ConfigFileOption, JsonOption, print_json
+from dfkv_core.cli.output import CommandError, ConfigFileOption, JsonOption, log_to_standard_error, print_json
 from dfkv_core.cli.serve import STOP_SIGNALS, seconds_since_process_start
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ def mds(
 
 
 async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None:
-    import logging
-
     from dfkv_core.config_values import join_address, split_address
 
     try:
@@ -81,7 +79,7 @@ async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None
     from dfkv_core.metrics import MetricsServer
     from dfkv_core.metrics_table import MDS_TABLE
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    log_to_standard_error()
     store = EtcdStore([split_address(address) for address in config.etcd], config.group)
     service = MembershipService(config, store, secret)
     try:

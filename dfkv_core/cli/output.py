@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,12 @@ class CommandError(Exception):
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
+
+
+def log_to_standard_error() -> None:
+    """What a process that keeps running has to say, with the time."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(format=form, level=logging.INFO, stream=sys.stderr)
 
 
 def print_json(value: Any) -> None:

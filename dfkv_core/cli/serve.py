@@ -23,7 +23,7 @@ from dfkv_core.cli.node_options import (
     SecretFileOption,
     ThreadsOption,
 )
-from dfkv_core.cli.output import ConfigFileOption, JsonOption, print_json
+from dfkv_core.cli.output import ConfigFileOption, JsonOption, log_to_standard_error, print_json
 
 if TYPE_CHECKING:
     from dfkv_core.config import NodeConfig
@@ -87,6 +87,7 @@ def run_node(flags: dict[str, Any], config: Path | None, as_json: bool) -> None:
 
     loaded = load_config(NodeConfig, flags=flags, file=config)
     print(loaded.summary(), file=sys.stderr, flush=True)
+    log_to_standard_error()
     node = CacheNode(loaded.value)
     node.start()
     announce(_ready_event(node, loaded.value), as_json)

@@ -48,7 +48,9 @@ class MdsMembership(LocalMembership):
         self._thread: threading.Thread | None = None
 
     def join(self, entry: NodeEntry) -> None:
-        """Returns once the node is registered and the first view is there. Raises MembershipError within five seconds."""
+        """Returns once the node is registered and the first view is there. Raises MembershipError within five seconds.
+
+        A service that has a view and cannot register the node now, for want of etcd, ends the wait too: heartbeats go on."""
         self._entry = entry
         self._thread = threading.Thread(target=self._run, name="dfkv-membership", daemon=True)
         self._thread.start()
@@ -62,6 +64,10 @@ class MdsMembership(LocalMembership):
         if self._fatal is not None:
             self.close()
             raise self._fatal
+        if not self._joined.is_set():
+            reason = self._last_failure or "no answer yet"
+            _log.warning("this node is not registered yet (%s); clients learn of it once it is", reason)
+            self._joined.set()
 
     def set_state(self, state: NodeState) -> None:
         with self._lock:
@@ -129,10 +135,15 @@ class MdsMembership(LocalMembership):
     async def _announce(self) -> None:
         """One heartbeat, over the connection of the last one where it still stands."""
         endpoint = self._beat.endpoint
+        missed = self._beat.failures > 0 and self._joined.is_set()
         try:
             self._connection = self._connection or await self._open(endpoint)
             await self._send(self._connection, CALL_S)
             self._last_failure = ""
+            if missed:
+                _log.info(
+                    "membership service %s: this node is announced again", join_address(*self._services[endpoint])
+                )
         except (WireError, RefusedError) as error:
             self._failed(endpoint, error)
             await self._hang_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -92,6 +93,7 @@ def test_a_node_is_warm_after_kill_9(tmp_path: Path, objects: dict[bytes, bytes]
     left = {block: data for block, data in objects.items() if block != gone}
     with serving(tmp_path / "2.log", *flags) as server, Client.open([server.address]) as client:
         assert server.ready["disk_objects"] == len(left)
+        assert re.search(r"INFO dfkv_core.node: \S+: \d+ objects found in", (tmp_path / "2.log").read_text())
         check(client, left)
         with client.lookup(namespace, [gone], [0], deadline_ms=DEADLINE_MS) as found:
             assert found.prefix == 0

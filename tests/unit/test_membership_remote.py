@@ -14,6 +14,7 @@ import pytest
 
 from dfkv_core.config import MdsConfig, load_config
 from dfkv_core.config_values import split_address
+from dfkv_core.mds.registry import Answer, Busy
 from dfkv_core.mds.service import MembershipService, describe_change
 from dfkv_core.mds.store import Command, ListConsumers
 from dfkv_core.membership import MembershipError, NodeEntry, NodeState, View, remote
@@ -167,3 +168,26 @@ def test_a_malformed_hello_is_refused_and_fills_no_log(nonce: Any, caplog: pytes
         service.close()
     assert b"the nonce of HELLO has 16 bytes" in answer
     assert not caplog.records
+
+
+def test_a_node_that_cannot_be_registered_yet_says_so_and_when_it_is(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def busy(entry: NodeEntry, lease: int) -> Answer:
+        return Busy("etcd is out of breath")
+
+    running.register(NodeEntry("b", ("127.0.0.1:2",), 8))
+    monkeypatch.setattr(remote, "JOIN_S", 1.0)
+    monkeypatch.setattr(running.service, "heartbeat", busy)
+    caplog.set_level("INFO", "dfkv.membership")
+    node = MdsMembership([split_address(running.address)], group="default")
+    try:
+        node.join(NodeEntry("a", ("127.0.0.1:1",), 7))
+        assert [entry.id for entry in node.view().nodes] == ["b"]
+        assert "not registered yet" in caplog.text
+        assert "etcd is out of breath" in caplog.text
+        monkeypatch.undo()
+        eventually(lambda: [entry.id for entry in node.view().nodes] == ["a", "b"])
+        eventually(lambda: "announced again" in caplog.text)
+    finally:
+        node.close()
