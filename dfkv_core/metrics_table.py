@@ -116,6 +116,9 @@ _MDS_METRICS = {
     "connections_open": _gauge("Connections open now."),
     "connections_total": _counter("Connections accepted."),
     "connections_refused": _counter("Connections refused because max_connections was reached."),
+    "connections_shed": _counter(
+        "Connections closed before they had introduced themselves, to make room for newer ones."
+    ),
     "clients": _gauge("Clients of this replica, by name, that follow its views."),
     "heartbeats": _counter("Heartbeats of nodes."),
     "refused": _counter("Heartbeats refused: another holds the id or is registering it, or the group is full."),

@@ -37,6 +37,7 @@ from dfkv_core.membership.view import NodeEntry, NodeState, View
 T = TypeVar("T")
 SILENCE_S = 5.0
 FIRST_VIEW_S = 2.0
+STOP_S = 5.0
 CONSUMER_SYNC_S = 2.0
 MOST_CHANGES_LOGGED = 20
 MAX_NODES = 2000
@@ -62,7 +63,11 @@ class MembershipService:
         self.replica_id = ""
         self.listens_beyond_loopback = not is_loopback(config.host)
         self.counters = dict.fromkeys(
-            ("heartbeats", "refused", "views", "etcd_failures", "connections_total", "connections_refused"), 0
+            (
+                *("heartbeats", "refused", "views", "etcd_failures"),
+                *("connections_total", "connections_refused", "connections_shed"),
+            ),
+            0,
         )
         self._config = config
         self._policy = GuardPolicy(ttl_s=float(config.ttl_s))
@@ -77,6 +82,8 @@ class MembershipService:
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sessions: set[asyncio.Task[Any]] = set()
+        self._strangers: dict[asyncio.Task[Any], None] = {}
+        """Sessions that have not introduced themselves, the oldest first."""
 
     async def start(self) -> str:
         """Listens and begins to read etcd. Returns the address. Raises OSError."""
@@ -90,9 +97,13 @@ class MembershipService:
         """Closes every connection and ends every task. Idempotent."""
         if self._server is not None:
             self._server.close()
-        for task in (*self._tasks, *self._sessions):
-            task.cancel()
-        await asyncio.gather(*self._tasks, *self._sessions, return_exceptions=True)
+        left: set[asyncio.Task[Any]] = {*self._tasks, *self._sessions}
+        deadline = time.monotonic() + STOP_S
+        # Up to Python 3.11 a wait that ends just then loses the cancellation: whoever goes on is told again.
+        while left and time.monotonic() < deadline:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=0.2)
         await self._store.close()
 
     async def run(self, steps: Steps[T]) -> T:
@@ -193,16 +204,26 @@ class MembershipService:
         task = asyncio.current_task()
         assert task is not None
         if len(self._sessions) >= self._config.max_connections:
-            self.counters["connections_refused"] += 1
-            writer.close()
-            return
+            if not self._strangers:
+                self.counters["connections_refused"] += 1
+                writer.close()
+                return
+            # Whoever says nothing keeps nobody out.
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+            self.counters["connections_shed"] += 1
         self._sessions.add(task)
+        self._strangers[task] = None
         self.counters["connections_total"] += 1
         _notice_dead_peers(writer.get_extra_info("socket"))
         try:
-            await Session(self, reader, writer).run()
+            await Session(self, reader, writer).run(lambda: self._strangers.pop(task, None))
+        except asyncio.CancelledError:
+            pass  # shed, or the service stops: asyncio would log it as an error
         finally:
             self._sessions.discard(task)
+            self._strangers.pop(task, None)
 
     async def _tick_always(self) -> None:
         period_s = self._config.poll_ms / 1000

@@ -66,11 +66,12 @@ class Session:
             Opcode.DRAIN: self._drain,
         }
 
-    async def run(self) -> None:
-        """Until the peer goes, or does what ends a connection."""
+    async def run(self, introduced: Callable[[], Any]) -> None:
+        """Until the peer goes, or does what ends a connection. introduced: called once it has said who it is."""
         try:
             if not await asyncio.wait_for(self._introduce(), HANDSHAKE_S):
                 return
+            introduced()
             while True:
                 frame = await receive(self._reader)
                 if len(self._tasks) >= MAX_IN_FLIGHT:

@@ -36,6 +36,7 @@ class Checks:
         self._owners: dict[tuple[bytes, int], tuple[NodeEntry, ...]] = {}
         self._told: dict[tuple[str, int], View] = {}
         self._written: set[tuple[bytes, int]] = set()
+        self._heard: set[tuple[bytes, int]] = set()
         self._last: View | None = None
         self._losses: list[tuple[str, float, bool]] = []
         """Of published nodes that went: id, when, and whether the key had been gone for less than a TTL."""
@@ -138,11 +139,17 @@ class Checks:
             return
         self._fail("an id goes to later starts", f"{describe((held,))} -> {describe((entry,))}")
 
+    def restored(self) -> None:
+        """etcd comes from a backup, or without its data: a view that nobody told has never been."""
+        if self._last is not None and _key(self._last) not in self._heard:
+            self._last = self._history.etcd.view
+
     def told(self, service: str, life: int, view: View) -> None:
         """A service has a new view for its followers."""
         if _key(view) not in self._written:
             self._fail("what is told was agreed on", f"{service} tells revision {view.revision}")
         self._one_owner(view)
+        self._heard.add(_key(view))
         last = self._told.get((service, life))
         if last is not None and _key(view) <= _key(last):
             self._fail("views never go back", f"{service}: {last.revision} -> {view.revision}")

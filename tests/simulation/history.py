@@ -244,6 +244,8 @@ class History:
         if self.world.now_s - self.etcd_stopped_s > SILENCE_S + POLL_S + ETCD_CALL_S:
             self.etcd_back_s = self.world.now_s
         self.etcd.start(lost_everything=lost_everything, from_backup=from_backup)
+        if lost_everything or from_backup:
+            self.checks.restored()
 
     def _etcd_slow(self) -> None:
         self.etcd.slow_down(self.world.random.choice((0.5, 2.0, 4.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -49,11 +50,11 @@ class CountingService(MembershipService):
 class Running:
     """A service on a thread of its own."""
 
-    def __init__(self, secret: bytes | None = None) -> None:
+    def __init__(self, secret: bytes | None = None, **flags: int) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        config = load_config(MdsConfig, flags={"port": 0, "poll_ms": 50}, environ={}).value
+        config = load_config(MdsConfig, flags={"port": 0, "poll_ms": 50, **flags}, environ={}).value
         self.service = CountingService(config, ModelStore(), secret)
         self.address = self._run(self.service.start())
 
@@ -191,3 +192,26 @@ def test_a_node_that_cannot_be_registered_yet_says_so_and_when_it_is(
         eventually(lambda: "announced again" in caplog.text)
     finally:
         node.close()
+
+
+def test_connections_that_say_nothing_keep_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
+    service = Running(max_connections=4)
+    node = MdsMembership([split_address(service.address)], group="default")
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(socket.create_connection(split_address(service.address), timeout=5))
+        eventually(lambda: service.service.stats()["connections_open"] == 4)
+        node.join(NodeEntry("a", ("127.0.0.1:1",), 7))
+        stats = service.service.stats()
+        assert stats["connections_shed"] == 2  # one for its heartbeats, one for its view
+        assert stats["connections_refused"] == 0
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(split_address(service.address), timeout=5))
+        eventually(lambda: service.service.stats()["connections_shed"] == 4)
+        # Those that are known stay.
+        assert service.service.stats()["connections_open"] == 4
+        service.register(NodeEntry("b", ("127.0.0.1:2",), 8))
+        eventually(lambda: len(node.view().nodes) == 2)
+    node.close()
+    service.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
