@@ -119,12 +119,16 @@ class Writer:
     def _write(self, chosen: list[int], *, replace: bool) -> None:
         versions, views = self._fill(chosen)
         items = self._items(chosen, views)
+        before = self._disconnects()
         result = self._timed(
             "replace" if replace else "put",
             self._deadline_s(),
             lambda ms: self._client.put(self._namespace, items, deadline_ms=ms, replace=replace),
         )
-        self._wrote(chosen, versions, list(result.statuses))
+        self._wrote(chosen, versions, list(result.statuses), before)
+
+    def _disconnects(self) -> int:
+        return int(self._client.stats()["disconnects"])
 
     def _remove(self) -> None:
         chosen = self._rng.sample(range(KEYS), self._rng.randint(1, 4))
@@ -143,7 +147,7 @@ class Writer:
         for index in self._rng.sample(range(KEYS), 8):
             if sum(self._keys[i].size_bytes for i in [*chosen, index]) <= LEASED_BYTES:
                 chosen.append(index)
-        before = self._client.stats()["disconnects"]
+        before = self._disconnects()
         started = time.monotonic()
         ids = [self._keys[i].block_id for i in chosen]
         found: Lookup = self._timed(
@@ -164,7 +168,7 @@ class Writer:
                 "get", 1.0, lambda ms: self._client.get(found, self._items(leased, views), deadline_ms=ms)
             )
             self._judge(leased, views, result.statuses)
-            whole = self._client.stats()["disconnects"] == before and time.monotonic() - started < LEASE_USED_S
+            whole = self._disconnects() == before and time.monotonic() - started < LEASE_USED_S
             lost = [status.label for status in result.statuses if status in GONE]
             if whole and lost:
                 self._fault(f"leased objects were gone: {lost}")
@@ -178,6 +182,7 @@ class Writer:
                 versions, views = self._fill(chosen)
             else:
                 versions, views = [], self._places([self._keys[i] for i in chosen])
+            before = self._disconnects()
             start = self._client.put_future if writes else self._client.get_future
             future = start(self._namespace, self._items(chosen, views), deadline_ms=1000)
             self.operations["cancelled put" if writes else "cancelled get"] += 1
@@ -188,7 +193,7 @@ class Writer:
                     result = future.result(HANG_S)
             statuses = [Status.MISS_CANCELLED] * len(chosen) if result is None else list(result.statuses)
             if writes:
-                self._wrote(chosen, versions, statuses)
+                self._wrote(chosen, versions, statuses, before)
             else:
                 self._judge(chosen, views, statuses)
 
@@ -256,11 +261,13 @@ class Writer:
         self.overruns.note(time.monotonic() - started, deadline_s)
         return answer
 
-    def _wrote(self, chosen: list[int], versions: list[int], statuses: list[Status]) -> None:
+    def _wrote(self, chosen: list[int], versions: list[int], statuses: list[Status], disconnects: int) -> None:
         self._count(statuses)
+        # A put whose connection went is sent again, and then finds what it has stored itself.
+        sent_once = self._disconnects() == disconnects
         for index, version, status in zip(chosen, versions, statuses, strict=True):
             record = self._records[index]
-            if status is Status.ALREADY and not record.may_be_there:
+            if status is Status.ALREADY and sent_once and not record.may_be_there:
                 self._fault("a key that was never stored is there already")
             record.put_ended(version, acknowledged=status is Status.OK)
 
