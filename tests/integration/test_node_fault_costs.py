@@ -49,14 +49,14 @@ class Cluster:
     bad: ServeProcess
     sleeper: Sleeper
     rng: random.Random
+    ring: _native.Ring
 
     def blocks(self, count_each: int) -> list[list[bytes]]:
         """New block ids, per node."""
-        ring = _native.Ring([f"node{i}" for i in range(NODES)], [1] * NODES)
         found: list[list[bytes]] = [[] for _ in range(NODES)]
         while any(len(each) < count_each for each in found):
             block = self.rng.randbytes(16)
-            owner = found[ring.owner(route_of(block))]
+            owner = found[self.ring.owner(route_of(block))]
             if len(owner) < count_each:
                 owner.append(block)
         return found
@@ -88,7 +88,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         assert client.wait_ready(10_000)
         sleeper = Sleeper()
         stack.callback(sleeper.stop)
-        yield Cluster(client, client.add_namespace(DESCRIPTOR), wire, nodes[BAD], sleeper, random.Random(seed))
+        ring = _native.Ring([f"node{i}" for i in range(NODES)], [1] * NODES)
+        yield Cluster(client, client.add_namespace(DESCRIPTOR), wire, nodes[BAD], sleeper, random.Random(seed), ring)
 
 
 def breaks(cluster: Cluster, how: str) -> tuple[Callable[[], None], Callable[[], None]]:
