@@ -364,6 +364,18 @@ class LmcacheConnectorConfig(EngineConfig):
     )
 
 
+class LmcacheClassicConfig(LmcacheConnectorConfig):
+    """LMCache's classic mode, a remote backend inside the engine: every key of [client] and [lmcache], and its own."""
+
+    sections: ClassVar[tuple[str, ...]] = ("client", "lmcache", "lmcache_classic")
+
+    accept_short_hashes: bool = Field(
+        False,
+        description="Share chunks that LMCache names by the first 64 bits of vLLM's SHA-256. Whoever may send prompts can "
+        "find two with the same 64 bits: only where every user is trusted.",
+    )
+
+
 RECORDS: dict[str, type[Record]] = {
     "node": NodeConfig,
     "mds": MdsConfig,
@@ -371,6 +383,7 @@ RECORDS: dict[str, type[Record]] = {
     "vllm": VllmConnectorConfig,
     "sglang": SglangConnectorConfig,
     "lmcache": LmcacheConnectorConfig,
+    "lmcache_classic": LmcacheClassicConfig,
 }
 R = TypeVar("R", bound=Record)
 

@@ -44,6 +44,7 @@ KV_FORMATS: Final[Mapping[int, KvFormat]] = MappingProxyType(
             KvFormat(
                 4, "lmcache", "mp", (0, 5), (0, 6), "objects of its multiprocess server; the page format says which"
             ),
+            KvFormat(5, "lmcache", "classic", (0, 5), (0, 6), "chunks and layers of chunks of an engine's own LMCache"),
         )
     }
 )

@@ -52,6 +52,7 @@ class HashAlgorithm(IntEnum):
     VLLM_SHA256 = 2  # of a pickle, with a fixed seed
     SGLANG_PAGE = 3
     LMCACHE_BLAKE3 = 4
+    LMCACHE_CLASSIC = 5  # whichever a classic engine is configured with
 
 
 class ShardScheme(IntEnum):

@@ -32,7 +32,8 @@ Sources, weakest first:
    `DFKV_CONFIG` replaces both.
 2. The environment: `DFKV_SECTION__KEY`, for example `DFKV_NODE__RAM_BYTES=64GiB`. Lists are separated by commas.
 3. Flags of the command, or the engine's extra configuration (`kv_connector_extra_config` of vLLM,
-   `--hicache-storage-backend-extra-config` of SGLang, `adapter_params` of LMCache's `--l2-adapter`).
+   `--hicache-storage-backend-extra-config` of SGLang, `adapter_params` of LMCache's `--l2-adapter`,
+   `remote_storage_plugin.dfkv.*` of its classic mode).
 
 Sizes are numbers of bytes or texts such as `"4GiB"`, `"512MB"`, `"64k"`. Times are in the unit that ends the key's name.
 
@@ -86,9 +87,10 @@ On SGLang's own `/metrics`, where it runs with `--enable-metrics`: `sglang:dfkv_
 """
 
 METRICS_LMCACHE = """
-## The LMCache adapter
+## LMCache
 
-On `/metrics` of LMCache's HTTP port: `lmcache:dfkv_`, the key below and `_total`. A key of LMCache is one chunk of one rank.
+On `/metrics` of its server's HTTP port, and among the engine's metrics in classic mode: `lmcache:dfkv_`, the key below and
+`_total`. A key of LMCache is one chunk of one rank, or one layer of it.
 """
 
 

@@ -1,7 +1,11 @@
-"""dfkv for LMCache: an L2 of its multiprocess server. Importing has no side effects.
+"""dfkv for LMCache: an L2 of its multiprocess server, and a remote backend of its classic mode. No side effects.
 
 lmcache server --l2-adapter
 '{"type":"plugin","module_path":"dfkv_connectors.lmcache","class_name":"DfkvL2Adapter","adapter_params":{}}'
+
+remote_storage_plugins: ["dfkv"]
+extra_config: {remote_storage_plugin.dfkv.module_path: dfkv_connectors.lmcache,
+               remote_storage_plugin.dfkv.class_name: DfkvConnectorAdapter}
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from typing import TYPE_CHECKING
 
 try:
     from .adapter import DfkvL2Adapter
+    from .classic_adapter import DfkvConnectorAdapter
 except ModuleNotFoundError as error:
     if TYPE_CHECKING or (error.name or "").partition(".")[0] not in {"lmcache", "torch", "numpy"}:
         raise
-    from ._absent import DfkvL2Adapter
+    from ._absent import DfkvConnectorAdapter, DfkvL2Adapter
 
-__all__ = ["DfkvL2Adapter"]
+__all__ = ["DfkvConnectorAdapter", "DfkvL2Adapter"]

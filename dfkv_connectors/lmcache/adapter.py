@@ -27,10 +27,12 @@ from dfkv_connectors.tables import chunk_table, item_table
 from dfkv_core.client import Client
 from dfkv_core.config import LmcacheConnectorConfig, load_config
 from dfkv_core.keys import MAX_CHUNKS_PER_REQUEST, MAX_ITEMS_PER_REQUEST, Status, pack_items, pack_parts
+from dfkv_core.namespace import HashAlgorithm
 from dfkv_core.results import Statuses
 
 from .arena import Arena
-from .identity import Layout, describe_device, layout_refusal
+from .faults import Faults
+from .identity import Layout, ObjectKind, describe_device, layout_refusal
 from .keys import block_ids, refusal, serves_engine
 from .locks import LockBook
 from .namespaces import Namespaces
@@ -71,10 +73,10 @@ class DfkvL2Adapter(L2AdapterInterface):
         logger.setLevel(config.log_level.upper())
         self._arena = Arena.of(l1_memory_desc)
         self._counters = Counters(FAMILIES, prefix=PREFIX, constant={})
+        self._faults = Faults(self._counters, logger)
         self._lock = threading.Lock()
         self._closed = False
         self._numbers = itertools.count()
-        self._told: set[str] = set()
         self._learned: dict[tuple[str, int], Layout] = {}
         self._results: dict[str, dict[int, Any]] = {LOOKUP: {}, LOAD: {}, STORE: {}}
         self._limits_ms = {
@@ -86,9 +88,9 @@ class DfkvL2Adapter(L2AdapterInterface):
         self._locks = LockBook()
         self._client = Client.open(config)
         self._native = self._client.native
-        self._namespaces = Namespaces(
-            config, self._client.add_namespace, version("lmcache"), describe_device(torch_device_type)
-        )
+        device = describe_device(torch_device_type)
+        objects = ObjectKind("mp", HashAlgorithm.LMCACHE_BLAKE3, version("lmcache"), device)
+        self._namespaces = Namespaces(config, self._client.add_namespace, objects)
         self._notifiers = {kind: create_event_notifier() for kind in self._results}
         logger.info("dfkv: %s", loaded.summary())
 
@@ -126,7 +128,7 @@ class DfkvL2Adapter(L2AdapterInterface):
             return self._results[LOOKUP].pop(task_id, None)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        self._guarded("unlock", lambda: self._native.release(self._locks.unlock(keys, time.monotonic())))
+        self._faults.succeeds("unlock", lambda: self._native.release(self._locks.unlock(keys, time.monotonic())))
 
     # ---- load
 
@@ -159,7 +161,7 @@ class DfkvL2Adapter(L2AdapterInterface):
             if self._closed:
                 return
             self._closed = True
-        self._guarded("close", lambda: self._native.release(self._locks.take_all()))
+        self._faults.succeeds("close", lambda: self._native.release(self._locks.take_all()))
         self._client.close()
         for notifier in self._notifiers.values():
             notifier.close()
@@ -172,13 +174,12 @@ class DfkvL2Adapter(L2AdapterInterface):
         task = _Task(kind, next(self._numbers), list(keys), layouts, list(objects))
 
         def start() -> None:
-            self._guarded(kind, lambda: self._start(task))
+            self._faults.succeeds(kind, lambda: self._start(task))
             self._ended(task)
 
         limit_s = self._limits_ms[kind] / 1e3
-        if not self._guarded(
-            kind, lambda: self._namespaces.when_read({key.model_name for key in keys}, start, limit_s)
-        ):
+        names = {key.model_name for key in keys}
+        if not self._faults.succeeds(kind, lambda: self._namespaces.when_read(names, start, limit_s)):
             self._ended(task)
         return task.number
 
@@ -213,7 +214,7 @@ class DfkvL2Adapter(L2AdapterInterface):
                 self._learned[key.model_name, key.object_group_id] = layout
                 return namespace
         self._counters.add("refused", 1, kind, reason)
-        self._tell(f"dfkv: model {key.model_name} is not shared: {detail}", logging.WARNING)
+        self._faults.tell(f"dfkv: model {key.model_name} is not shared: {detail}")
         return None
 
     def _learned_layout(self, key: Any) -> Layout | None:
@@ -283,7 +284,7 @@ class DfkvL2Adapter(L2AdapterInterface):
                 if counted:
                     for status, count in Statuses(done.statuses()).reasons().items():
                         self._counters.add("keys", count, task.kind, status)
-                self._guarded(task.kind, lambda: end(done))
+                self._faults.succeeds(task.kind, lambda: end(done))
             finally:
                 self._ended(task)
 
@@ -299,7 +300,7 @@ class DfkvL2Adapter(L2AdapterInterface):
             task.left -= 1
             if task.left:
                 return
-        self._guarded(task.kind, lambda: self._notify(task))
+        self._faults.succeeds(task.kind, lambda: self._notify(task))
         self._counters.add("bytes", task.payload_bytes, task.kind)
         if task.kind == DELETE:
             return
@@ -322,22 +323,3 @@ class DfkvL2Adapter(L2AdapterInterface):
             keys = [task.keys[index] for index in task.stored]
             sizes = [layout.object_bytes if (layout := task.layouts[index]) else 0 for index in task.stored]
             (self._notify_keys_stored if task.kind == STORE else self._notify_keys_deleted)(keys, sizes)
-
-    # ---- faults
-
-    def _guarded(self, name: str, call: Callable[[], object]) -> bool:
-        """Whether the call raised nothing."""
-        try:
-            call()
-        except Exception as error:
-            self._counters.add("faults", 1, name)
-            self._tell(f"dfkv: fault in {name}; it counts as a miss ({type(error).__name__}: {error})", logging.ERROR)
-            return False
-        return True
-
-    def _tell(self, message: str, level: int) -> None:
-        with self._lock:
-            if message in self._told or len(self._told) >= 256:
-                return
-            self._told.add(message)
-        logger.log(level, "%s", message, exc_info=level >= logging.ERROR)

@@ -74,6 +74,18 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class ObjectKind:
+    """Whose objects these are, beyond model and layout."""
+
+    mode: str
+    """Of LMCache: mp (its server) or classic (inside an engine)."""
+    hash_algorithm: HashAlgorithm
+    lmcache_version: str
+    form: str
+    """What the order of an object's elements depends on."""
+
+
+@dataclass(frozen=True)
 class ModelIdentity:
     """The part of a namespace that is the same for every layout of a model."""
 
@@ -152,13 +164,15 @@ def layout_refusal(layout: Layout, kv_cache_dtype: str) -> str:
 
 
 def object_descriptor(
-    model: ModelIdentity, layout: Layout, config: LmcacheConnectorConfig, lmcache_version: str, device: str
+    model: ModelIdentity, layout: Layout, config: LmcacheConnectorConfig, objects: ObjectKind
 ) -> NamespaceDescriptor:
     """The namespace of a model's objects of one layout. Raises IdentityError, or NamespaceFieldError where it does not fit."""
-    number = kv_format_for("lmcache", "mp", lmcache_version)
+    number = kv_format_for("lmcache", objects.mode, objects.lmcache_version)
     if number is None:
         known = ", ".join(entry.describe() for entry in KV_FORMATS.values() if entry.engine_family == "lmcache")
-        raise IdentityError(f"the objects of LMCache {lmcache_version} are not known to this dfkv; it knows {known}")
+        raise IdentityError(
+            f"the objects of LMCache {objects.lmcache_version} are not known to this dfkv; it knows {known}"
+        )
     axes, dtypes = _axes(layout), ",".join(dict.fromkeys(layout.dtypes))
     return NamespaceDescriptor(
         engine_family="lmcache",
@@ -171,11 +185,11 @@ def object_descriptor(
         kv_dtype=f"{config.kv_cache_dtype}:{dtypes}",
         page_layout=axes,
         # The bytes are LMCache's own, so that another version of it is another format.
-        page_format=f"{lmcache_version} {device}",
+        page_format=f"{objects.lmcache_version} {objects.form}",
         # An object's tokens are an axis of its layout.
         block_tokens=1,
         chunk_tokens=1,
-        hash_form=HashForm(HashAlgorithm.LMCACHE_BLAKE3),
+        hash_form=HashForm(objects.hash_algorithm),
         groups=(Group(GroupKind.STATE, state_sizes=(layout.object_bytes,)),),
         shard_scheme=ShardScheme.RANK,
     )

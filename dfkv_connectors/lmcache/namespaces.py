@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dfkv_connectors.pending import Pending
 from dfkv_core.config import LmcacheConnectorConfig
 
-from .identity import Layout, ModelIdentity, identify_model, object_descriptor
+from .identity import Layout, ModelIdentity, ObjectKind, identify_model, object_descriptor
 
 logger = logging.getLogger("lmcache.dfkv")
 
@@ -20,25 +20,25 @@ CHECK_S = 1.0
 
 
 class Namespaces:
-    """add: registers a descriptor under a label and returns its id. lmcache_version and device: of this process."""
+    """add: registers a descriptor under a label and returns its id."""
 
-    def __init__(
-        self,
-        config: LmcacheConnectorConfig,
-        add: Callable[[bytes, str], bytes],
-        lmcache_version: str,
-        device: str,
-    ) -> None:
+    def __init__(self, config: LmcacheConnectorConfig, add: Callable[[bytes, str], bytes], objects: ObjectKind) -> None:
         self._config = config
         self._add = add
-        self._lmcache_version = lmcache_version
-        self._device = device
+        self._objects = objects
         self._lock = threading.Lock()
         self._models: dict[str, Pending[ModelIdentity]] = {}
         self._check_s: dict[str, float] = {}
         self._changed: set[str] = set()
         self._ids: dict[tuple[str, Layout], bytes] = {}
         self._refused: dict[tuple[str, Layout], str] = {}
+
+    def is_read(self, name: str, limit_s: float = 0) -> bool:
+        """Waits for the files of a model. Whether they have been read, as well as they can be."""
+        model = self._model(name)
+        if model is not None:
+            model.wait(limit_s)
+        return model is None or model.is_done
 
     def when_read(self, names: Iterable[str], call: Callable[[], None], limit_s: float) -> None:
         """Calls once: when the files of these models have been read, at once where they have, or after limit_s."""
@@ -75,7 +75,7 @@ class Namespaces:
             if len(self._ids) + len(self._refused) >= MOST_NAMESPACES:
                 return None, f"more than {MOST_NAMESPACES} layouts"
             try:
-                descriptor = object_descriptor(model, layout, self._config, self._lmcache_version, self._device)
+                descriptor = object_descriptor(model, layout, self._config, self._objects)
             except Exception as error:
                 self._refused[key] = str(error)
                 return None, str(error)

@@ -1,4 +1,4 @@
-"""What the adapter counts: for Prometheus, through the endpoint of LMCache's server."""
+"""What both ways into LMCache count, for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ FAMILIES: dict[str, Family] = {
     "bytes": Family(("operation",), "Payload bytes moved: load or store."),
     "refused": Family(
         ("operation", "reason"),
-        "Keys that took no part in sharing, by reason: hash, layout, model, unknown (of no known layout). The log says more.",
+        "Keys that took no part in sharing, by reason: hash, layout, model, unknown (of no known layout), memory (none was "
+        "free to load into). The log says more.",
     ),
     "faults": Family(("call",), "Exceptions caught in a call, which then counted as a miss."),
 }

@@ -17,6 +17,7 @@ class Section(str, Enum):
     VLLM = "vllm"
     SGLANG = "sglang"
     LMCACHE = "lmcache"
+    LMCACHE_CLASSIC = "lmcache_classic"
 
 
 def config(

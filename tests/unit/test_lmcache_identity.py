@@ -16,6 +16,7 @@ from dfkv_connectors.lmcache import identity, namespaces
 from dfkv_connectors.lmcache.identity import (
     Layout,
     ModelIdentity,
+    ObjectKind,
     find_model,
     identify_model,
     layout_refusal,
@@ -24,11 +25,12 @@ from dfkv_connectors.lmcache.identity import (
 from dfkv_connectors.lmcache.namespaces import Namespaces
 from dfkv_connectors.model_files import IdentityError
 from dfkv_core.config import LmcacheConnectorConfig
-from dfkv_core.namespace import NamespaceDescriptor, difference, namespace_id
+from dfkv_core.namespace import HashAlgorithm, NamespaceDescriptor, difference, namespace_id
 from dfkv_core.weights import WeightsError
 
 DEVICE = "cpu x86_64 avx2"
 LAYOUT = Layout(((2, 4, 256, 128),), ("bfloat16",), 2 * 4 * 256 * 128 * 2)
+OBJECTS = ObjectKind("mp", HashAlgorithm.LMCACHE_BLAKE3, "0.5.6", DEVICE)
 LIMIT_S = 10.0
 
 
@@ -48,7 +50,8 @@ def model(path: Path, fill: int = 1) -> Path:
 def describe(
     found: ModelIdentity, layout: Layout = LAYOUT, version: str = "0.5.6", device: str = DEVICE, **values: Any
 ) -> NamespaceDescriptor:
-    return object_descriptor(found, layout, config(**values), version, device)
+    objects = ObjectKind("mp", HashAlgorithm.LMCACHE_BLAKE3, version, device)
+    return object_descriptor(found, layout, config(**values), objects)
 
 
 def test_content_is_the_identity(tmp_path: Path) -> None:
@@ -80,11 +83,13 @@ def test_each_field_alone_makes_another_namespace(tmp_path: Path) -> None:
         describe(found, fleet_salt="salt"),
         describe(found, kv_cache_dtype="fp8_e4m3"),
         describe(found, kv_cache_dtype="fp8_e5m2"),
+        object_descriptor(found, LAYOUT, config(), dataclasses.replace(OBJECTS, mode="classic")),
     ]
     assert len({base.id, *(other.id for other in others)}) == 1 + len(others)
     assert difference(base, others[0]) == ["compute_dtype", "kv_dtype", "page_layout"]
     assert difference(base, others[1]) == ["page_layout"]
     assert difference(base, others[4]) == ["page_format"]
+    assert difference(base, others[-1]) == ["kv_format"]
 
 
 def test_layouts_of_many_tensors_are_told_apart(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ class Spaces:
 
     def __init__(self, **values: Any) -> None:
         self.labels: dict[bytes, str] = {}
-        self.of = Namespaces(config(**values), self._add, "0.5.6", DEVICE)
+        self.of = Namespaces(config(**values), self._add, OBJECTS)
 
     def _add(self, descriptor: bytes, label: str) -> bytes:
         self.labels[namespace_id(descriptor)] = label

@@ -12,21 +12,18 @@ from tests.engines.process import StartableServer, free_port, run_to_end
 from tests.engines.setup_engine import EngineEnv
 from tests.engines.vllm_server import SITE
 
-START_DEADLINE_S = 120.0
+START_DEADLINE_S = 240.0
 CLIENT_DEADLINE_S = 120.0
 TOKENS = 2048
 CHUNK_TOKENS = 256
+QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
+"""No reports about its use to its makers."""
 
 
 def environment() -> dict[str, str]:
-    """For everything of LMCache: with dfkv, and without its reports about its use to its makers."""
+    """For everything of LMCache, with dfkv."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DFKV_", "PYTHON", "LMCACHE_"))}
-    return kept | {
-        "PYTHONPATH": str(SITE),
-        "LMCACHE_TRACK_USAGE": "false",
-        "LMCACHE_DISABLE_BANNER": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    return kept | QUIET | {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}
 
 
 def l2_adapter(port: int, **params: Any) -> str:
@@ -37,18 +34,32 @@ def l2_adapter(port: int, **params: Any) -> str:
     )
 
 
+def vllm_connector(port: int) -> dict[str, Any]:
+    """The --kv-transfer-config for an LMCache server on loopback, with LMCache's own connector: vLLM's copy of it wants CUDA."""
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": port,
+            "lmcache.mp.mq_timeout": 10,
+            "lmcache.mp.heartbeat_interval": 2,
+        },
+    }
+
+
 class LmcacheServer(StartableServer):
-    """One ``lmcache server`` with dfkv as its L2. Not thread-safe."""
+    """One ``lmcache server`` with dfkv as its L2; it keeps its ports when it is started again. Not thread-safe."""
 
     def __init__(self, engine: EngineEnv, node_port: int, log: Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__("lmcache server", log, grace_s=10.0)
         self._engine = engine
         self._adapter = l2_adapter(node_port, **(params or {}))
-        self.port = 0
-        self.http_port = 0
+        self.port, self.http_port = free_port(), free_port()
 
     def start(self) -> None:
-        self.port, self.http_port = free_port(), free_port()
         command = [
             *(str(self._engine.script("lmcache")), "server", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--prometheus-port", str(free_port())),
@@ -71,6 +82,10 @@ class LmcacheServer(StartableServer):
         status: dict[str, Any] = json.loads(call(self.http_port, "GET", "/status", timeout_s=10.0))
         found: dict[str, Any] = status["storage_manager"]["l2_adapters"][0]
         return found
+
+    def clear(self) -> None:
+        """Empties its own memory."""
+        call(self.http_port, "POST", "/cache/clear", {}, timeout_s=10.0)
 
     def run_client(self, requests: int, *, seed: int = 0) -> dict[int, list[str]]:
         """Stores and restores prompts of TOKENS tokens as an engine does, twice each. Checksums of their KV, by prompt."""

@@ -1,5 +1,6 @@
 """dfkv as the L2 of LMCache: LMCache's own checks, the adapter's contract, and real servers."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from tests.engines.lmcache.server import CHUNK_TOKENS, TOKENS, LmcacheServer, environment, l2_adapter
 from tests.engines.process import run_to_end
-from tests.engines.setup_engine import EngineEnv, ensure_engine
+from tests.engines.setup_engine import EngineEnv
 from tests.engines.vllm_server import DfkvServe
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -18,11 +19,6 @@ INSIDE = Path(__file__).resolve().parent / "inside"
 DEADLINE_S = 240.0
 PROMPTS = 3
 KEYS = PROMPTS * TOKENS // CHUNK_TOKENS
-
-
-@pytest.fixture(scope="module")
-def lmcache_env() -> EngineEnv:
-    return ensure_engine("lmcache_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +50,32 @@ def test_basic_check(lmcache_env: EngineEnv, node: DfkvServe, logs: Path) -> Non
     at_rest(node)
 
 
+def test_basic_check_of_the_classic_mode(lmcache_env: EngineEnv, node: DfkvServe, logs: Path) -> None:
+    """python -m lmcache.v1.basic_check --mode test_remote"""
+    plugin = "remote_storage_plugin.dfkv."
+    settings = {
+        "chunk_size": CHUNK_TOKENS,
+        "max_local_cpu_size": 0.25,
+        "remote_url": f"dfkv://127.0.0.1:{node.port}",
+        "remote_serde": "naive",
+        "remote_storage_plugins": ["dfkv"],
+        "extra_config": {
+            plugin + "module_path": "dfkv_connectors.lmcache",
+            plugin + "class_name": "DfkvConnectorAdapter",
+            plugin + "weights_id": "tests",
+            plugin + "lookup_deadline_ms": 5000,
+        },
+    }
+    file = logs / "lmcache-classic.yaml"
+    file.write_text(json.dumps(settings))
+    command = [str(lmcache_env.python), "-m", "lmcache.v1.basic_check", "--mode", "test_remote"]
+    output = run_to_end(command, environment() | {"LMCACHE_CONFIG_FILE": str(file)}, logs, DEADLINE_S)
+    rates = re.findall(r"\| (EXISTS|PUT|GET)\b.*\| +100\.0% \|", output)
+    assert rates == ["EXISTS", "PUT", "EXISTS", "GET"], output
+    assert "Validation (content correct): 5/5" in output, output
+    at_rest(node)
+
+
 @pytest.mark.parametrize("object_kib", [1024, 4096])
 def test_bench(lmcache_env: EngineEnv, node: DfkvServe, logs: Path, object_kib: int) -> None:
     """lmcache bench l2, with the bytes compared"""
@@ -80,6 +102,16 @@ def test_contract(lmcache_env: EngineEnv, node: DfkvServe, logs: Path) -> None:
         }
         print(run_to_end([str(lmcache_env.python), str(INSIDE / "contract.py")], env, logs, DEADLINE_S)[-4000:])
     at_rest(node)
+
+
+def test_classic_mode(lmcache_env: EngineEnv, node: DfkvServe, logs: Path) -> None:
+    """LMCache inside an engine: its StorageManager over dfkv, in two processes."""
+    env = environment() | {
+        "LMCACHE_LOG_LEVEL": "WARNING",
+        "DFKV_TEST_ADDRESS": f"127.0.0.1:{node.port}",
+        "DFKV_TEST_PIDS": ",".join(str(pid) for pid in node.pids()),
+    }
+    print(run_to_end([str(lmcache_env.python), str(INSIDE / "classic.py")], env, logs, 2 * DEADLINE_S)[-4000:])
 
 
 def test_a_new_server_restores_what_another_stored(lmcache_env: EngineEnv, node: DfkvServe, logs: Path) -> None:

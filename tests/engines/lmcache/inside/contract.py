@@ -14,7 +14,6 @@ import select
 import signal
 import time
 import unittest
-from pathlib import Path
 
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -23,6 +22,7 @@ from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
+from stopped import stopped
 
 from dfkv_core.client import Client
 
@@ -290,8 +290,7 @@ class Contract(unittest.TestCase):
         keys = keys_of(self.name, 8)
         objects = engine.objects(8, fill=6)
         self.assertTrue(engine.store(keys, objects))
-        stop(PIDS)
-        try:
+        with stopped(PIDS):
             started_s = time.monotonic()
             adapter = engine.adapter
             adapter.submit_unlock(keys)
@@ -311,9 +310,6 @@ class Contract(unittest.TestCase):
             late.adapter.close()
             self.assertLess(time.monotonic() - started_s, 5.0, "closing waited for the node")
             late.adapter.close()
-        finally:
-            for pid in PIDS:
-                os.kill(pid, signal.SIGCONT)
         until = time.monotonic() + ANSWER_S
         while not all(engine.look_up(keys)):
             self.assertLess(time.monotonic(), until, "the node was not asked again")
@@ -330,17 +326,6 @@ class Contract(unittest.TestCase):
         self.assertEqual(engine.adapter.get_usage().total_bytes_used, 3 * OBJECT_BYTES)
         engine.adapter.submit_unlock(keys)
         self.assertEqual(engine.adapter.report_status()["locked_key_count"], 0)
-
-
-def stop(pids):
-    """Returns once they stand still."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in pids:
-        while not all(
-            stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
-        ):
-            time.sleep(0.01)
 
 
 def victim(keys, writing, share):
