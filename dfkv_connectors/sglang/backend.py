@@ -115,6 +115,8 @@ class DfkvHiCache(HiCacheStorage):
         """The tensors of target_locations, filled; None for what is not there."""
         if not keys or not _are_tensors(target_locations, len(keys)):
             return [None] * len(keys)
+        if self._logical_kv:  # whose pages have no bytes: what is there is for the pools beside it to say
+            return list(target_locations)
         filled = self._call("batch_get", lambda: self._sharing.load_flat(self._flat_pool(), keys, target_locations))
         done = filled or [False] * len(keys)
         return [target if ok else None for target, ok in zip(target_locations, done, strict=True)]
@@ -128,6 +130,8 @@ class DfkvHiCache(HiCacheStorage):
         """Whether all of them are stored."""
         if not keys or not _are_tensors(values, len(keys)):
             return not keys
+        if self._logical_kv:
+            return True
         stored = self._call("batch_set", lambda: self._sharing.save_flat(self._flat_pool(), keys, values))
         return bool(stored) and all(stored or ())
 

@@ -47,6 +47,7 @@ def run_inside(sglang_env: EngineEnv, sglang_node: DfkvServe, logs: Path) -> Cal
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
+            "SGLANG_TEST_MAX_RETRY": "0",  # of its fixtures, which would hide a fault now and then
             "TORCH_EXTENSIONS_DIR": str(sglang_env.path / "extensions"),
             "PATH": f"{sglang_env.path / 'bin'}:{environment.get('PATH', '')}",
             "DFKV_TEST_ADDRESS": f"127.0.0.1:{sglang_node.port}",

@@ -36,8 +36,8 @@ _requests = itertools.count()
 PAGE = 4
 
 
-class Caches(UnifiedRadixCacheStorageFixtures, CustomTestCase):
-    """One producer and one consumer for each kind of cache, layout, interface and policy."""
+class CacheFixtures(UnifiedRadixCacheStorageFixtures, CustomTestCase):
+    """A cache that stores, and a second one that restores."""
 
     def attach(self, cache, *, layout, io, interface, policy="wait_complete", **extra):
         """As _init_hicache of the fixtures, with dfkv as storage."""
@@ -79,50 +79,56 @@ class Caches(UnifiedRadixCacheStorageFixtures, CustomTestCase):
 
     def pages(self, cache, sequence):
         """The bytes of every host page on the path of a sequence, by pool, in order."""
-        group = cache.cache_controller.mem_pool_host
         found = {}
-        names = {ComponentType.FULL: "kv", ComponentType.SWA: "swa", ComponentType.MAMBA: "mamba"}
+        sources = {each.pool_name: each.indices_from_pool for each in cache.sidecar_pool_specs}
+        kinds = {"kv": ComponentType.FULL, "swa": ComponentType.SWA, "mamba": ComponentType.MAMBA}
         node = match_prefix(cache, sequence).last_host_node
         for each in self._path_chain(cache, node):
-            for kind in self.cfg.components:
-                value = node_host_value(cache, each, kind)
+            for entry in cache.cache_controller.mem_pool_host.entries:
+                value = node_host_value(cache, each, kinds[sources.get(entry.name, entry.name)])
                 if value is None:
                     continue
-                pool = next(entry.host_pool for entry in group.entries if entry.name == names[kind])
+                pool = entry.host_pool
                 for slot in value[:: pool.page_size].tolist():
                     page = pool.get_data_page(slot).contiguous().reshape(-1).view(torch.uint8)
-                    found.setdefault(names[kind], []).append(page.clone())
+                    found.setdefault(str(entry.name), []).append(page.clone())
         return found
 
     def fill(self, cache, seed):
         """Random bytes in every device pool, so that a page in another one's place shows."""
         generator = torch.Generator().manual_seed(seed)
         for entry in cache.cache_controller.mem_pool_host.entries:
-            for tensor in device_tensors(entry.device_pool):
+            for tensor in device_tensors(entry):
                 flat = tensor.view(torch.uint8)
                 flat.copy_(torch.randint(0, 128, flat.shape, generator=generator, dtype=torch.uint8))
 
-    def round_trip(self, cfg, *, latent=False, **options):
-        self.cfg = cfg
-        if latent:
-            patch = mock.patch.object(fixtures, "MHATokenToKVPool", latent_pool)
+    def replace_pools(self, **makers):
+        """Classes of pools by the name under which the fixtures know them."""
+        for name, maker in makers.items():
+            patch = mock.patch.object(fixtures, name, maker)
             patch.start()
             self.addCleanup(patch.stop)
-        seed = random.randrange(1 << 30)
+
+    def produce(self, cfg, **options):
+        """Returns a cache whose pages are stored, their tokens, and their bytes by pool."""
+        self.cfg = cfg
+        self.seed = random.randrange(1 << 30)
         producer, allocator, requests = build_fixture(cfg)
         self.attach(producer, **options)
         # Mamba and sliding windows restore at checkpoints: one insertion, one node chain.
         count = 6 if cfg.sliding_window_size is None else -(-cfg.sliding_window_size // cfg.page_size) + 3
         sequence = self._make_seq(random.randrange(1 << 20), count)
         self._insert(producer, allocator, requests, sequence)
-        self.fill(producer, seed)
+        self.fill(producer, self.seed)
         leaf = match_prefix(producer, sequence).last_device_node
         self._backup_node(producer, leaf)
         self._write_path_to_l3(producer, leaf)
         self._flush_l3_backups(producer)
-        stored = self.pages(producer, sequence)
+        return producer, sequence, self.pages(producer, sequence)
 
-        consumer, _, _ = build_fixture(cfg)
+    def consume(self, sequence, **options):
+        """Returns a fresh cache that looked for the tokens, and what bytes it has now, by pool."""
+        consumer, _, _ = build_fixture(self.cfg)
         self.attach(consumer, **options)
         handle = CacheRequestHandle(f"r{next(_requests)}", 0)
         consumer.prefetch_from_storage(handle, consumer.root_node_handle(), array("q", sequence), None, None)
@@ -137,18 +143,25 @@ class Caches(UnifiedRadixCacheStorageFixtures, CustomTestCase):
                 "no load",
             )
         self._run_prefetch_to_completion(consumer, handle)
-        restored = self.pages(consumer, sequence)
-        self.assertEqual(len(restored.get("kv", ())), count, f"seed {seed}")
+        self.assertEqual(consumer.cache_controller.storage_backend.counters.total("faults"), 0)
+        return consumer, self.pages(consumer, sequence)
+
+    def round_trip(self, cfg, **options):
+        _, sequence, stored = self.produce(cfg, **options)
+        consumer, restored = self.consume(sequence, **options)
+        count = len(sequence) // cfg.page_size
+        self.assertEqual(len(restored.get("kv", ())), count)
         for name, found in restored.items():
             wanted = stored[name][-len(found) :]
             self.assertTrue(found)
             for index, (page, original) in enumerate(zip(found, wanted, strict=True)):
-                self.assertTrue(torch.equal(page, original), f"page {index} of {name}, seed {seed}")
+                self.assertTrue(torch.equal(page, original), f"page {index} of {name}, seed {self.seed}")
         self.assertEqual(set(restored), set(stored))
-        backend = consumer.cache_controller.storage_backend
-        self.assertEqual(backend.counters.total("faults"), 0)
-        self.assertGreaterEqual(backend.counters.total("pages", "load"), count)
-        return consumer
+        self.assertGreaterEqual(consumer.cache_controller.storage_backend.counters.total("pages", "load"), count)
+
+
+class Caches(CacheFixtures):
+    """Each kind of cache, layout, interface and policy."""
 
 
 def latent_pool(*, head_num, head_dim, **shared):
@@ -156,12 +169,14 @@ def latent_pool(*, head_num, head_dim, **shared):
     return MLATokenToKVPool(kv_lora_rank=head_num * head_dim, qk_rope_head_dim=16, **shared)
 
 
-def device_tensors(pool):
-    """Every tensor of a device pool."""
-    for value in vars(pool).values():
+def device_tensors(entry):
+    """Every tensor of a device pool. Host pools of packed bytes name those that they mirror."""
+    for value in vars(entry.device_pool).values() if entry.device_pool is not None else ():
         for each in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, torch.Tensor) and each.dtype in (torch.bfloat16, torch.float32, torch.float16):
                 yield each
+    for name in ("device_buffers", "device_page_views", "packed_device_index_buffers"):
+        yield from getattr(entry.host_pool, name, ())
 
 
 FULL = CacheConfig(page_size=PAGE, components=(ComponentType.FULL,), num_layers=3)
@@ -195,9 +210,11 @@ def _define():
     ]
     cases = [(name, cfg, *layout) for name, cfg, layouts in kinds for layout in layouts]
     for (name, cfg, layout, io), interface, policy in itertools.product(cases, ("generic", "v1"), POLICIES):
-        options = {"layout": layout, "io": io, "interface": interface, "policy": policy, "latent": name == "mla"}
+        options = {"layout": layout, "io": io, "interface": interface, "policy": policy}
 
-        def test(self, cfg=cfg, options=options):
+        def test(self, cfg=cfg, latent=name == "mla", options=options):
+            if latent:
+                self.replace_pools(MHATokenToKVPool=latent_pool)
             self.round_trip(cfg, **options)
 
         setattr(Caches, f"test_{name}_{layout}_{io}_{interface}_{policy}", test)

@@ -12,10 +12,11 @@ import statistics
 import time
 import unittest
 from array import array
+from unittest import mock
 
 import prepare  # noqa: F401  (first)
 import torch
-from caches import Caches
+from caches import CacheFixtures
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
@@ -25,6 +26,9 @@ from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_prefix
 from stopping import stop_process
 
+from dfkv_connectors.sglang import linker as dfkv_linker
+
+LOOKUP_MS = dfkv_linker.LOOKUP_MS
 _names = itertools.count()
 SWA_MAMBA = CacheConfig(
     page_size=64,
@@ -38,14 +42,25 @@ SWA_MAMBA = CacheConfig(
 PAGES = 6
 
 
-class Linkers(Caches):
-    """Inherits the fixtures alone; the tests of Caches are taken away below."""
+class LinkerFixtures(CacheFixtures):
+    """Caches with linkers, of the rank that this process is."""
 
     cfg = SWA_MAMBA
+    place = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}  # among SGLang's ranks
+
+    def setUp(self):
+        super().setUp()
+        # A busy machine must not decide what is found.
+        self.wait_for_lookups(10000.0)
+
+    def wait_for_lookups(self, limit_ms):
+        patch = mock.patch.object(dfkv_linker, "LOOKUP_MS", limit_ms)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def linked(self, **extra):
         """A cache with a linker of its own, and what the linker moves: {(pool, key): bytes} of saves and of loads."""
-        override = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
+        override = get_parallel().override(**self.place)
         override.__enter__()
         self.addCleanup(override.__exit__, None, None, None)
         fixture = build_fixture(self.cfg)
@@ -68,7 +83,7 @@ class Linkers(Caches):
         cache.init_cache_linker(linker)
         self.addCleanup(linker.close)
         # The first call waits for the connection.
-        linker._sharing.lookup([(linker._pools["kv"], ["00" * 32])], 5000)
+        linker._sharing.lookup([(next(iter(linker._pools.values())), ["00" * 32])], 5000)
         return (*fixture, linker, self.recorded(linker))
 
     def recorded(self, linker):
@@ -92,17 +107,28 @@ class Linkers(Caches):
         return moved
 
     def produce(self, sequence):
-        cache, allocator, requests, linker, moved = self.linked()
+        """Returns what was stored, as recorded()."""
+        linked = self.filled()
+        self.offload(linked, sequence)
+        return linked[-1][True]
+
+    def filled(self):
+        """As linked(), with random bytes in the device pools."""
+        linked = self.linked()
+        linker = linked[-2]
         for entry in linker.pools.values():  # before the insertion, which may offload
             for buffer in entry.kv_buffer:
                 self.assertTrue(buffer.is_contiguous())
                 flat = buffer.view(torch.uint8)
                 flat.copy_(torch.randint(0, 128, flat.shape, dtype=torch.uint8))
+        return linked
+
+    def offload(self, linked, sequence):
+        cache, allocator, requests, *_ = linked
         self._insert(cache, allocator, requests, sequence)
         leaf = match_prefix(cache, sequence).last_device_node
         cache.linker.offload_nodes(self._path_chain(cache, leaf))
         self._pump_hicache_until(cache, lambda: not cache.linker.pending_offloads, "not offloaded")
-        return moved[True]
 
     def consume(self, sequence, during=lambda: None):
         """Returns (tokens that were found, tokens that were loaded, what was moved)."""
@@ -124,6 +150,8 @@ class Linkers(Caches):
     def sequence(self):
         return self._make_seq(random.randrange(1 << 20), PAGES)
 
+
+class Linkers(LinkerFixtures):
     def test_device_pools_are_restored_byte_for_byte(self):
         sequence = self.sequence()
         stored = self.produce(sequence)
@@ -154,6 +182,7 @@ class Linkers(Caches):
         sequence = self.sequence()
         self.produce(sequence)
         cache, allocator, requests, linker, _ = self.linked(save_deadline_ms=1000)
+        self.wait_for_lookups(LOOKUP_MS)
         pids = [int(pid) for pid in os.environ["DFKV_TEST_PIDS"].split(",")]
         for pid in pids:
             stop_process(pid)
@@ -178,10 +207,6 @@ class Linkers(Caches):
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
-
-for _name in [name for name in dir(Caches) if name.startswith("test_")]:
-    setattr(Linkers, _name, None)
-del Caches
 
 if __name__ == "__main__":
     unittest.main()

@@ -5,6 +5,11 @@ import importlib
 import os
 
 _HOST_POOLS = ("mha", "mla", "mamba", "dsa", "unified")
+_PINNING = {  # classes whose constructors ask for pinned memory
+    "pool_host.base": ("HostKVCache",),
+    "pool_host.dsa": ("DSAIndexerPoolHost",),
+    "memory_pool_host": ("DeepSeekV4PagedHostPool", "DeepSeekV4StateHostPool"),
+}
 
 
 def activate():
@@ -19,7 +24,9 @@ def activate():
                 setattr(module, name, copy)
     common = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
     common._cuda_host_register = lambda *_, **__: None
-    _never_pin(importlib.import_module("sglang.srt.mem_cache.pool_host.base").HostKVCache)
+    for module, pools in _PINNING.items():
+        for pool in pools:
+            _never_pin(getattr(importlib.import_module(f"sglang.srt.mem_cache.{module}"), pool))
 
 
 def _never_pin(pool):
