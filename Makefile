@@ -26,7 +26,7 @@ endif
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inc')
 PACKAGES := $(shell find dfkv_core dfkv_connectors -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
-.PHONY: build demo test test-fast test-all torture bench bench-peers bench-engine lint format docs clean
+.PHONY: build demo test test-fast test-all torture bench bench-peers bench-engine bench-lmcache lint format docs clean
 
 build: $(STAMPS)/build
 
@@ -76,6 +76,10 @@ bench-peers: build
 
 bench-engine: build
 	@$(PYTHON) -m demo.bench_engine
+
+# Beside LMCache's own adapters for redis and for files.
+bench-lmcache: build $(STAMPS)/tools
+	@$(PYTHON) -m demo.bench_lmcache $(if $(DOCS),--docs)
 
 lint: build $(STAMPS)/tools
 	@$(PYTHON) tools/lint.py

@@ -84,6 +84,7 @@ install_tools() {
   need binutils command_exists readelf
   need etcd-server command_exists etcd
   need iperf3 command_exists iperf3
+  need redis-server command_exists redis-server
   # SGLang compiles its page hashing on first use.
   need libssl-dev header_exists openssl/evp.h
   install_missing
