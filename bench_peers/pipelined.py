@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,7 +25,7 @@ VECTORS = 512  # of one call; the kernel takes 1024
 Piece = bytes | bytearray | memoryview
 
 
-class _Pipelined:
+class _Pipelined(ABC):
     """A server process and CONNECTIONS connections, each driven by a thread of its own."""
 
     name = ""
@@ -51,24 +52,24 @@ class _Pipelined:
             self.close()
             raise
 
-    def _version(self, path: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _version(self, path: str) -> str: ...
 
-    def _arguments(self, port: int, ram_bytes: int) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _arguments(self, port: int, ram_bytes: int) -> list[str]: ...
 
-    def _put(self, key: bytes, value: memoryview) -> list[Piece]:
-        raise NotImplementedError
+    @abstractmethod
+    def _put(self, key: bytes, value: memoryview) -> list[Piece]: ...
 
-    def _stored(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _stored(self) -> bytes: ...
 
-    def _get(self, key: bytes) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _get(self, key: bytes) -> bytes: ...
 
+    @abstractmethod
     def _found(self, key: bytes, size_bytes: int) -> tuple[bytes, bytes]:
         """What comes before a value, and after it."""
-        raise NotImplementedError
 
     def put(self, objects: Objects) -> float:
         return self._in_parallel(objects, self._put_some)
@@ -76,8 +77,8 @@ class _Pipelined:
     def get(self, objects: Objects) -> float:
         return self._in_parallel(objects, self._get_some)
 
-    def forget(self, objects: Objects) -> None:
-        pass  # it evicts
+    def forget(self, objects: Objects) -> None:  # noqa: B027
+        """Nothing is to be done: it evicts. redis, which would evict from the batch itself, removes them."""
 
     def close(self) -> None:
         for one in self._sockets:

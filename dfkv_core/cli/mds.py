@@ -69,7 +69,7 @@ def mds(
 
 
 async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None:
-    from dfkv_core.config_values import join_address, split_address
+    from dfkv_core.config_values import split_address
 
     try:
         from dfkv_core.mds.etcd import EtcdStore
@@ -86,10 +86,7 @@ async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None
         address = await service.start()
     except OSError as error:
         await service.stop()
-        where = join_address(config.host, config.port)
-        raise CommandError(
-            f"cannot listen on {where}: {error.strerror or error}", "choose another --host or --port"
-        ) from None
+        raise _address_taken("listen on", config.host, config.port, error, "choose another --host or --port") from None
     metrics = None
     if config.metrics_port is not None:
         info = {"replica_id": service.replica_id, "group": config.group}
@@ -97,10 +94,8 @@ async def _serve(config: MdsConfig, secret: bytes | None, as_json: bool) -> None
             metrics = MetricsServer(service.stats, config.metrics_host, config.metrics_port, table=MDS_TABLE, info=info)
         except OSError as error:
             await service.stop()
-            where = join_address(config.metrics_host, config.metrics_port)
-            raise CommandError(
-                f"cannot serve metrics on {where}: {error.strerror or error}", "choose another --metrics-port"
-            ) from None
+            hint = "choose another --metrics-port"
+            raise _address_taken("serve metrics on", config.metrics_host, config.metrics_port, error, hint) from None
     ready = {
         "event": "ready",
         "address": address,
@@ -139,3 +134,9 @@ async def _signal() -> signal.Signals:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, take, number)
     return await came
+
+
+def _address_taken(what: str, host: str, port: int, error: OSError, hint: str) -> CommandError:
+    from dfkv_core.config_values import join_address
+
+    return CommandError(f"cannot {what} {join_address(host, port)}: {error.strerror or error}", hint)

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 
 from tests.reference.frames import OPCODES
+from tests.tcp_relay import TcpRelay, end
 
 HEADER_BYTES = 32
 PIECE_BYTES = 64 * 1024
-BUFFER_BYTES = 64 * 1024
-JOIN_DEADLINE_S = 5.0
 
 
 class Moment(enum.Enum):
@@ -37,13 +36,11 @@ class Wire(enum.Enum):
     NOISE = 2
 
 
-class FaultRelay:
-    """Relays connections to 127.0.0.1:`node_port`. Any thread; close() ends every connection and thread."""
+class FaultRelay(TcpRelay):
+    """Any thread."""
 
     def __init__(self, node_port: int, *, seed: int) -> None:
-        self._node_port = node_port
         self._noise = random.Random(seed)
-        self._lock = threading.Lock()
         self._moment: Moment | None = None
         self._action: Callable[[], None] | None = None
         self.fired = threading.Event()
@@ -51,19 +48,12 @@ class FaultRelay:
         self._passing = threading.Event()
         self._passing.set()
         self._longest_delay_s = 0.0
-        self._closed = False
-        self._threads: list[threading.Thread] = []
-        self._sockets: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        # Inherited by what is accepted. With large buffers the kernel would take whole transfers at once.
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        self.port: int = self._listener.getsockname()[1]
-        self._start(self._accept)
+        super().__init__(node_port)
 
     def arm(self, moment: Moment, action: Callable[[], None]) -> None:
         """Runs `action` once, when the next `moment` comes, before anything else is passed on that connection."""
         self.fired.clear()
-        with self._lock:
+        with self.lock:
             self._moment, self._action = moment, action
         if moment is Moment.LOOKUP:
             self._reached(moment)
@@ -79,60 +69,13 @@ class FaultRelay:
         """From now on each piece of payload of loads and saves waits, up to `longest_s`, before it is passed on."""
         self._longest_delay_s = longest_s
 
-    def drop(self) -> None:
-        """Ends every connection, with whatever was on its way."""
-        with self._lock:
-            connections = list(self._sockets)
-        for connection in connections:
-            _end(connection)
-
     def close(self) -> None:
-        self._closed = True
         self._passing.set()
-        _end(self._listener)
-        self.drop()
-        for thread in self._threads:
-            thread.join(JOIN_DEADLINE_S)
-        assert not any(thread.is_alive() for thread in self._threads), "a thread of the relay did not end"
+        super().close()
 
-    # ---- threads
-
-    def _start(self, run: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=run, args=arguments, daemon=True)
-        with self._lock:
-            self._threads = [one for one in self._threads if one.is_alive()]
-            self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                node = self._connect()
-            except OSError:
-                _end(client)
-                continue
-            for connection in (client, node):
-                connection.settimeout(None)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._sockets |= {client, node}
-            self._start(self._pump, client, node, self._to_node)
-            self._start(self._pump, node, client, self._to_client)
-
-    def _connect(self) -> socket.socket:
-        node = socket.socket()
-        node.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        node.settimeout(5.0)
-        try:
-            node.connect(("127.0.0.1", self._node_port))
-        except OSError:
-            node.close()
-            raise
-        return node
+    def joined(self, client: socket.socket, node: socket.socket) -> None:
+        self.start(self._pump, client, node, self._to_node)
+        self.start(self._pump, node, client, self._to_client)
 
     def _pump(
         self, source: socket.socket, target: socket.socket, frame: Callable[[socket.socket, socket.socket], bool]
@@ -141,9 +84,9 @@ class FaultRelay:
             while frame(source, target):
                 pass
         for connection in (source, target):
-            _end(connection)
-        with self._lock:
-            self._sockets -= {source, target}
+            end(connection)
+        with self.lock:
+            self.sockets -= {source, target}
 
     # ---- frames
 
@@ -189,7 +132,7 @@ class FaultRelay:
             time.sleep(self._noise.uniform(0, self._longest_delay_s))
 
     def _reached(self, moment: Moment) -> None:
-        with self._lock:
+        with self.lock:
             if self._moment is not moment or self._action is None:
                 return
             action, self._moment, self._action = self._action, None, None
@@ -215,9 +158,3 @@ def _copy(source: socket.socket, count: int, forward: Callable[[bytes], None]) -
             raise ConnectionError("the connection ended inside a frame")
         forward(piece)
         count -= len(piece)
-
-
-def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -179,7 +180,7 @@ class Service:
             self.history.network.send(self.name, follower.name, lambda: follower.offered(view, self))
 
 
-class Follower:
+class Follower(ABC):
     """What nodes and clients share: a view from one service after the other."""
 
     def __init__(self, history: History, name: str) -> None:
@@ -212,8 +213,8 @@ class Follower:
     def _heard(self) -> None:
         self._heard_s = self.world.now_s
 
-    def offered(self, view: View, service: Service) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def offered(self, view: View, service: Service) -> None: ...
 
 
 class Node(Follower):
