@@ -45,14 +45,6 @@ struct ColdNode {
   }
 };
 
-void check_bytes(const Peer::Got& got, const std::vector<Item>& items) {
-  CHECK(got.statuses == Statuses(items.size(), kOk));
-  for (std::uint32_t i = 0; i < items.size(); ++i) {
-    CAPTURE(i);
-    CHECK(got.bytes.at(i) == items[i].bytes);
-  }
-}
-
 }  // namespace
 
 TEST_CASE("the items behind one that is read from a disk are read with it") {

@@ -83,4 +83,13 @@ inline ExistsTable exists_table(const std::vector<Item>& items, std::vector<Part
   return table;
 }
 
+// Every item came, with its bytes.
+inline void check_bytes(const Peer::Got& got, const std::vector<Item>& items) {
+  REQUIRE(got.statuses == std::vector<Status>(items.size(), Status::kOk));
+  for (std::uint32_t i = 0; i < items.size(); ++i) {
+    CAPTURE(i);
+    CHECK(got.bytes.at(i) == items[i].bytes);
+  }
+}
+
 }  // namespace dfkv::test

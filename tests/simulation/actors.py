@@ -16,12 +16,11 @@ from dfkv_core.mds.store import Steps, StoreError
 from dfkv_core.membership import beat as beats
 from dfkv_core.membership.beat import Beat
 from dfkv_core.membership.view import USED_STATES, NodeEntry, NodeState, View, usable
-from tests.simulation.world import describe
+from tests.simulation.world import TTL_S, describe
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
 
-TTL_S = 30
 POLL_S = 4.0
 SILENCE_S = 5.0
 CALL_S = 3.0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from dfkv_core.membership.view import NodeEntry, View
-from tests.simulation.actors import ETCD_CALL_S, POLICY, POLL_S, SILENCE_S, TTL_S, Client, Node, Service
+from tests.simulation.actors import ETCD_CALL_S, POLICY, POLL_S, SILENCE_S, Client, Node, Service
 from tests.simulation.checks import SAMPLE_S, Checks, InvariantError
-from tests.simulation.world import Etcd, Network, World, describe
+from tests.simulation.world import TTL_S, Etcd, Network, World, describe
 
 FAULTS_S = 120.0
 REST_S = 4 * TTL_S + POLICY.max_wait_s

@@ -14,6 +14,7 @@ from dfkv_core.mds.store import Held, Snapshot
 from dfkv_core.membership.view import NodeEntry, NodeState, View
 
 Thunk = Callable[[], None]
+TTL_S = 30  # of a lease
 BRIEF_S = 10.0
 """A service may overlook what lasts no longer."""
 
@@ -135,6 +136,7 @@ class Etcd:
         self._next_lease = 1
         self.epoch = 0
         self.lost_keys_at_s = -1000.0
+        self._stopped_s = inf
         self.changed_s = 0.0
         self.gone_at_s: dict[str, float] = {}
         """When the key of a node went last. One that was back for a moment only has not been back."""
@@ -148,7 +150,7 @@ class Etcd:
     def stop(self) -> None:
         self._world.trace("etcd stops")
         self.up = False
-        self.changed_s = self._world.now_s
+        self.changed_s = self._stopped_s = self._world.now_s
         self._world.disturb()
 
     def stall_reads(self, stall: bool) -> None:
@@ -167,7 +169,8 @@ class Etcd:
     def start(self, *, lost_everything: bool = False, from_backup: bool = False) -> None:
         self.expire()
         before = set(self.nodes)
-        if lost_everything or from_backup:
+        # What it lost shortly before it stopped again shows only now.
+        if lost_everything or from_backup or self._stopped_s - self.lost_keys_at_s < TTL_S:
             self.lost_keys_at_s = self._world.now_s
         if lost_everything:
             self.nodes, self.drained, self.leases = {}, {}, {}
