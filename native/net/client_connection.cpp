@@ -247,7 +247,10 @@ void Connection::watch_progress() {
   const milliseconds stall_time(io_.options.stall_timeout_ms *
                                 (lane_ == Lane::kBulk ? 1 : kControlStallFactor));
   progress_timer_ = io_.loop.at(Clock::now() + stall_time, [this, stall_time] {
+    const auto self = shared_from_this();
+    if (mark_.may_hide_bytes()) on_readable();
     progress_timer_ = 0;
+    if (state_ == State::kClosed) return;
     const auto now = Clock::now();
     bool any = false;
     bool overdue = false;

@@ -15,6 +15,7 @@
 #include "net/client_handshake.h"
 #include "net/client_io.h"
 #include "net/client_request.h"
+#include "net/receive_mark.h"
 
 namespace dfkv::client {
 
@@ -98,6 +99,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Receiving (client_connection_receive.cpp).
   void on_readable();
+  void receive_some();
   [[nodiscard]] bool take_head();  // false: more bytes are needed, or the connection has failed
   [[nodiscard]] bool open_frame(const FrameHeader& header, Bytes meta);
   [[nodiscard]] bool open_reply(const FrameHeader& header, Bytes meta);
@@ -115,6 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const std::uint64_t serial_;
   State state_ = State::kNew;
   Fd fd_;
+  ReceiveMark mark_;
   Handshake handshake_;
   EventLoop::TimerId handshake_timer_ = 0;
   Clock::time_point ready_since_{};

@@ -47,6 +47,11 @@ bool Connection::receive(std::span<iovec> iov, std::size_t& got) {
 }
 
 void Connection::on_readable() {
+  receive_some();
+  if (state_ != State::kClosed) mark_.set(fd_.get(), in_frame_ ? payload_left_ : 1);
+}
+
+void Connection::receive_some() {
   const auto before = moved_bytes_;
   for (;;) {
     // First what is in the buffer.

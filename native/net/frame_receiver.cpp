@@ -17,6 +17,13 @@ void FrameReceiver::set_read_ahead(std::size_t bytes) {
 }
 
 ReceiveResult FrameReceiver::run(std::size_t budget) {
+  const ReceiveResult result = read(budget);
+  if (result == ReceiveResult::kDrained)
+    mark_.set(fd_, state_ == State::kPayload ? header_.payload_bytes - have_ : 1);
+  return result;
+}
+
+ReceiveResult FrameReceiver::read(std::size_t budget) {
   const std::uint64_t stop_at = bytes_received_ + budget;
   while (true) {
     MutableBytes into;

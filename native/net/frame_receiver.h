@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "net/receive_mark.h"
 #include "wire/frame.h"
 
 namespace dfkv::server {
@@ -49,12 +50,15 @@ class FrameReceiver {
   // exactly, so that no payload has to be copied out of the buffer.
   void set_read_ahead(std::size_t bytes);
   [[nodiscard]] bool in_frame() const { return state_ != State::kHeader || have_ != 0; }
+  // Bytes may have come that no event has told of.
+  [[nodiscard]] bool may_have_more() const { return mark_.may_hide_bytes(); }
   [[nodiscard]] std::uint64_t bytes_received() const { return bytes_received_; }
 
  private:
   enum class State : std::uint8_t { kHeader, kMeta, kPayload };
   enum class Pull : std::uint8_t { kData, kBlocked, kEnded };
 
+  [[nodiscard]] ReceiveResult read(std::size_t budget);
   [[nodiscard]] Pull pull(MutableBytes into, std::size_t& got, bool& copied);
   [[nodiscard]] Pull receive(MutableBytes into, std::size_t& got);
   [[nodiscard]] bool advance(std::size_t got, bool copied, MutableBytes into);
@@ -63,6 +67,7 @@ class FrameReceiver {
   [[nodiscard]] bool frame_complete();
 
   const int fd_;
+  ReceiveMark mark_;
   FrameSink& sink_;
   FrameLimits limits_;
   State state_ = State::kHeader;

@@ -188,11 +188,16 @@ void Session::check_deadlines(Clock::time_point now) {
     return;
   }
   if (stage_ != Stage::kReady) return;
-  const bool sending_stalled = write_blocked_ && now - last_sent_ >= stall_timeout;
   const bool owes_bytes = receiver_.in_frame() || open_puts_ > 0;
-  const bool receiving_stalled =
-      owes_bytes && !reading_paused_ && !room_until_ && now - last_received_ >= stall_timeout;
-  if (!sending_stalled && !receiving_stalled) return;
+  const auto receiving_stalled = [&] {
+    return owes_bytes && !reading_paused_ && !room_until_ && now - last_received_ >= stall_timeout;
+  };
+  if (receiving_stalled() && receiver_.may_have_more()) {
+    guarded([this] { on_readable(); });
+    if (stage_ == Stage::kClosed) return;
+  }
+  const bool sending_stalled = write_blocked_ && now - last_sent_ >= stall_timeout;
+  if (!sending_stalled && !receiving_stalled()) return;
   counters_->stalls.add();
   close();
 }
