@@ -82,6 +82,7 @@ class Node:
         host: str,
         port: int,
         ram_bytes: int,
+        ram_ahead_bytes: int = 0,
         node_id: str,
         secret: bytes | None = None,
         threads: int = 2,

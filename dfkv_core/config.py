@@ -61,6 +61,7 @@ _NODE_ID = re.compile(r"^[A-Za-z0-9._-]{1,128}$")
 _NAME = "1 to 128 letters, digits, '.', '_' or '-'"
 DEFAULT_GROUP = "default"
 MIN_SECRET_BYTES = 16
+MOST_AHEAD_BYTES = 512 * 1024**2
 
 
 class NodeConfig(Record):
@@ -71,6 +72,13 @@ class NodeConfig(Record):
     host: str = Field("127.0.0.1", description="Address to listen on. Other than loopback needs secret_file.")
     port: Count = Field(DEFAULT_PORT, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
     ram_bytes: Size = Field(4 * 1024**3, ge=1024**2, description="Memory for cached KV.", json_schema_extra=_SIZE)
+    ram_ahead_bytes: Size | None = Field(
+        None,
+        ge=0,
+        description="Memory that is made ready before it is stored to; 0: none; ram_bytes: all of it at the start. "
+        "Unset: an eighth of ram_bytes, at most 512MiB.",
+        json_schema_extra=_SIZE,
+    )
     dirs: PathList = Field((), description="Directories for cached KV on disk. Empty: memory only.")
     capacity_bytes: Size | None = Field(
         None,
@@ -164,6 +172,11 @@ class NodeConfig(Record):
             return self.node_id
         host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "node"
         return f"{host[:96]}-{self.port or f'p{os.getpid()}'}"
+
+    def effective_ram_ahead_bytes(self) -> int:
+        if self.ram_ahead_bytes is None:
+            return min(MOST_AHEAD_BYTES, self.ram_bytes // 8)
+        return self.ram_ahead_bytes
 
     def peer_addresses(self) -> list[tuple[str, str]]:
         """peers as (id, "host:port")."""

@@ -145,6 +145,7 @@ class CacheNode:
                 host=config.host,
                 port=config.port,
                 ram_bytes=config.ram_bytes,
+                ram_ahead_bytes=config.effective_ram_ahead_bytes(),
                 node_id=self.node_id,
                 secret=secret,
                 threads=config.threads,

@@ -37,10 +37,11 @@ std::optional<std::vector<std::byte>> copy_of(const std::optional<nb::bytes>& by
   throw nb::python_error();
 }
 
-void create(Node* self, std::string host, std::uint16_t port, std::uint64_t ram_bytes, std::string node_id,
-            const std::optional<nb::bytes>& secret, std::uint32_t threads, std::uint32_t max_connections,
-            std::uint64_t max_object_bytes, double max_leased_fraction, std::uint32_t handshake_timeout_ms,
-            std::uint32_t stall_timeout_ms, bool insecure, const std::optional<nb::bytes>& tenant,
+void create(Node* self, std::string host, std::uint16_t port, std::uint64_t ram_bytes,
+            std::uint64_t ram_ahead_bytes, std::string node_id, const std::optional<nb::bytes>& secret,
+            std::uint32_t threads, std::uint32_t max_connections, std::uint64_t max_object_bytes,
+            double max_leased_fraction, std::uint32_t handshake_timeout_ms, std::uint32_t stall_timeout_ms,
+            bool insecure, const std::optional<nb::bytes>& tenant,
             const std::vector<std::string>& directories, std::uint64_t directory_bytes) {
   NodeOptions options;
   options.server.host = std::move(host);
@@ -63,6 +64,7 @@ void create(Node* self, std::string host, std::uint16_t port, std::uint64_t ram_
   options.server.max_connections = max_connections;
   options.server.handshake_timeout_ms = handshake_timeout_ms;
   options.server.stall_timeout_ms = stall_timeout_ms;
+  options.store.ahead_bytes = ram_ahead_bytes;
   options.store.catalog.capacity_bytes = ram_bytes;
   options.store.catalog.max_object_bytes = max_object_bytes;
   options.store.catalog.max_leased_fraction = max_leased_fraction;
@@ -139,8 +141,8 @@ void bind_node(nb::module_& m) {
   nb::class_<Node>(m, "Node", "A cache node: RAM store, disks and TCP server on its own native threads.",
                    nb::is_final())
       .def("__init__", &create, nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("ram_bytes"),
-           nb::arg("node_id"), nb::arg("secret") = nb::none(), nb::arg("threads") = server.threads,
-           nb::arg("max_connections") = server.max_connections,
+           nb::arg("ram_ahead_bytes") = 0, nb::arg("node_id"), nb::arg("secret") = nb::none(),
+           nb::arg("threads") = server.threads, nb::arg("max_connections") = server.max_connections,
            nb::arg("max_object_bytes") = catalog.max_object_bytes,
            nb::arg("max_leased_fraction") = catalog.max_leased_fraction,
            nb::arg("handshake_timeout_ms") = server.handshake_timeout_ms,

@@ -15,6 +15,7 @@ namespace dfkv {
 namespace {
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+constexpr std::uint64_t kHugePageBytes = 2 << 20;
 
 std::optional<std::uint64_t> read_number(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -82,28 +83,33 @@ std::uint64_t available_memory_bytes() {
   return available == kUnlimited ? 0 : available;
 }
 
-Arena::Arena(std::uint64_t capacity_bytes) {
+Arena::Mapping::Mapping(std::uint64_t bytes) {
   // Pages come with the first write, so a size that cannot be had would end the process later, far from here.
   const std::uint64_t available = available_memory_bytes();
-  if (available != 0 && capacity_bytes > available) {
+  if (available != 0 && bytes > available) {
     errno = ENOMEM;
-    fail("the RAM store asks for " + std::to_string(capacity_bytes) + " bytes and " +
-         std::to_string(available) + " can be had; give it less or free memory");
+    fail("the RAM store asks for " + std::to_string(bytes) + " bytes and " + std::to_string(available) +
+         " can be had; give it less or free memory");
   }
-  fd_ = Fd(::memfd_create("dfkv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd_) fail("memfd_create");
-  if (::ftruncate(fd_.get(), static_cast<off_t>(capacity_bytes)) != 0) {
-    fail("cannot size the arena to " + std::to_string(capacity_bytes) + " bytes");
-  }
-  void* const memory = ::mmap(nullptr, capacity_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
-  if (memory == MAP_FAILED) fail("cannot map the arena of " + std::to_string(capacity_bytes) + " bytes");
-  memory_ = {static_cast<std::byte*>(memory), capacity_bytes};
-  // Both are requests: a kernel without huge pages for shared memory serves small ones, and a core dump
-  // without the cached bytes is only smaller.
-  ::madvise(memory, capacity_bytes, MADV_HUGEPAGE);
-  ::madvise(memory, capacity_bytes, MADV_DONTDUMP);
+  // Address space for a start on a huge page: the kernel alone does not always choose one.
+  const std::uint64_t whole_bytes = bytes + kHugePageBytes;
+  void* const whole = ::mmap(nullptr, whole_bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (whole == MAP_FAILED) fail("cannot map the arena of " + std::to_string(bytes) + " bytes");
+  whole_ = {static_cast<std::byte*>(whole), whole_bytes};
+  const auto beyond = reinterpret_cast<std::uintptr_t>(whole) % kHugePageBytes;
+  memory_ = whole_.subspan(beyond == 0 ? 0 : kHugePageBytes - beyond, bytes);
+  // Requests, all three: a kernel without huge pages serves small ones, a core dump without the cached bytes
+  // is only smaller, and a forked child, which has no use for them, would make every page be copied at its
+  // next write.
+  ::madvise(memory_.data(), bytes, MADV_HUGEPAGE);
+  ::madvise(memory_.data(), bytes, MADV_DONTDUMP);
+  ::madvise(memory_.data(), bytes, MADV_DONTFORK);
 }
 
-Arena::~Arena() { ::munmap(memory_.data(), memory_.size()); }
+Arena::Mapping::~Mapping() { ::munmap(whole_.data(), whole_.size()); }
+
+Arena::Arena(std::uint64_t capacity_bytes, std::uint64_t ahead_bytes)
+    : mapping_(capacity_bytes), ahead_(mapping_.memory(), ahead_bytes) {}
 
 }  // namespace dfkv

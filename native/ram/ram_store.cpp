@@ -80,7 +80,7 @@ RamStore::RamStore(RamStoreOptions options)
       now_(std::move(options.now)),
       namespaces_(options.namespaces, std::move(options.tenant)),
       catalog_(std::move(options.catalog)),
-      arena_(catalog_.capacity_bytes()),
+      arena_(catalog_.capacity_bytes(), options.ahead_bytes),
       max_dirty_bytes_(static_cast<std::uint64_t>(static_cast<double>(catalog_.capacity_bytes()) *
                                                   options.max_dirty_fraction)),
       wanted_(options.disk ? kWantedChunks : 1) {

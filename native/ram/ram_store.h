@@ -36,6 +36,7 @@ namespace dfkv {
 
 struct RamStoreOptions {
   CatalogOptions catalog;
+  std::uint64_t ahead_bytes = 0;  // of memory that are kept ready ahead of its use
   NamespaceRegistry::Limits namespaces;
   std::optional<std::vector<std::byte>> tenant;  // the only one that descriptors may name; nullopt: any
   std::uint32_t max_lease_ms = 60'000;
@@ -77,6 +78,7 @@ class RamStore final : public Store {
   // Writes what is dirty, as far as there is time, and ends the disk tier: every callback has come then.
   // Nothing may be asked of the store any more, but pins and tickets may still go. Idempotent.
   void close(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] std::uint64_t ready_bytes() const { return arena_.ready_bytes(); }
   [[nodiscard]] const DiskTier* disk() const { return disk_.get(); }
 
   // Recounts everything; slow, for tests. Returns what is inconsistent, empty when nothing is. At rest there
