@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "net/same_machine.h"
+
 namespace dfkv {
 
 namespace {
@@ -24,19 +26,6 @@ constexpr int kKeepAliveProbes = 3;
 struct AddressListDeleter {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
 };
-
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
-    return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
-  }
-  if (address->sa_family == AF_INET6) {
-    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
-    return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
-           (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127);
-  }
-  return false;
-}
 
 void set_option(int fd, int level, int name, int value) {
   ::setsockopt(fd, level, name, &value, sizeof value);
@@ -102,6 +91,7 @@ AcceptResult accept_tcp(int listener, Fd& out) {
   set_option(out.get(), IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdle_s);
   set_option(out.get(), IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveInterval_s);
   set_option(out.get(), IPPROTO_TCP, TCP_KEEPCNT, kKeepAliveProbes);
+  send_freely_within_machine(out.get());
   return AcceptResult::kAccepted;
 }
 
