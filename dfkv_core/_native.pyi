@@ -238,7 +238,13 @@ class Client:
     # items: n x {block 16, part 8, route 8, u32 length, u32 zero}; segments: m x {u64 address, u64 length};
     # counts: n x u32 segments per item. A segment with address 0 is skipped on get (bytes are verified and thrown away).
     def exists(
-        self, namespace: bytes, chunks: bytes, parts: bytes, deadline_ms: float, lease_ms: int = 0
+        self,
+        namespace: bytes,
+        chunks: bytes,
+        parts: bytes,
+        deadline_ms: float,
+        lease_ms: int = 0,
+        wait_ms: float = 0,  # waits that long for its end, which is quicker than a wait() that follows
     ) -> Operation: ...
     def get(
         self, namespace: bytes, items: bytes, segments: Buffer, counts: Buffer, deadline_ms: float

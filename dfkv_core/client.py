@@ -207,7 +207,7 @@ class Client:
         routes: Sequence[int] | None = None,
     ) -> Lookup:
         """Which chunks have all `parts`, in order. lease_ms: what is found is kept that long (None: as configured)."""
-        return self._now(self._exists(namespace, block_ids, parts, deadline_ms, lease_ms, routes))
+        return self._now(self._exists(namespace, block_ids, parts, deadline_ms, lease_ms, routes, waits=True))
 
     async def lookup_async(
         self,
@@ -393,12 +393,15 @@ class Client:
         deadline_ms: float | None,
         lease_ms: int | None,
         routes: Sequence[int] | None,
+        *,
+        waits: bool = False,
     ) -> _Started[Lookup]:
         self._check_open()
         ids = _joined(block_ids)
         limit = self.deadlines.lookup_ms if deadline_ms is None else deadline_ms
         lease = self.lease_ms if lease_ms is None else lease_ms
-        operation = self.native.exists(namespace, pack_chunks(ids, routes), pack_parts(parts), limit, lease)
+        wait_ms = limit + _GRACE_MS if waits else 0.0
+        operation = self.native.exists(namespace, pack_chunks(ids, routes), pack_parts(parts), limit, lease, wait_ms)
 
         def make(done: _native.Operation) -> Lookup:
             return Lookup(namespace, ids, done, self.native.release, self._owners)

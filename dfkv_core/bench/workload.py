@@ -98,7 +98,7 @@ class Lookup:
         self._parts = pack_parts([0])
 
     def run(self, client: _native.Client, namespace: bytes) -> float:
-        return _timed(lambda: client.exists(namespace, self._chunks, self._parts, DEADLINE_MS, 0))
+        return _timed(lambda: client.exists(namespace, self._chunks, self._parts, DEADLINE_MS, 0, DEADLINE_MS))
 
 
 def _timed(start: Callable[[], _native.Operation]) -> float:

@@ -115,12 +115,12 @@ OperationHandle with_tables(const ClientHandle& self, GilTime& time, std::size_t
 }
 
 OperationHandle exists(const ClientHandle& self, nb::bytes ns, nb::object chunks, nb::object parts,
-                       double deadline_ms, std::uint32_t lease_ms) {
+                       double deadline_ms, std::uint32_t lease_ms, double wait_ms) {
   GilTime time(self.get().counters());
   const BufferView chunk_view(chunks);
   const BufferView part_view(parts);
   const auto id = to_namespace(ns);
-  return with_tables(self, time, chunk_view.bytes().size(), deadline_ms, [&] {
+  const auto fill = [&] {
     Input input;
     input.kind = Kind::kExists;
     input.ns = id;
@@ -128,7 +128,9 @@ OperationHandle exists(const ClientHandle& self, nb::bytes ns, nb::object chunks
     take_entries(input, chunk_view.bytes(), "chunks");
     copy_table(part_view.bytes(), input.parts, "parts");
     return input;
-  });
+  };
+  if (wait_ms > 0) return self.submit_and_wait(fill, time, deadline_ms, wait_ms);
+  return with_tables(self, time, chunk_view.bytes().size(), deadline_ms, fill);
 }
 
 OperationHandle transfer(Kind kind, const ClientHandle& self, nb::bytes ns, nb::object items,
@@ -231,6 +233,21 @@ ClientHandle::~ClientHandle() {
 
 OperationHandle ClientHandle::submit(Input input, double deadline_ms) const {
   return {client_, client_->submit(std::move(input), to_duration(deadline_ms, "deadline_ms"))};
+}
+
+OperationHandle ClientHandle::submit_and_wait(const std::function<Input()>& fill, GilTime& time,
+                                              double deadline_ms, double wait_ms) const {
+  const auto deadline = to_duration(deadline_ms, "deadline_ms");
+  const auto until = Clock::now() + to_duration(wait_ms, "wait_ms");
+  std::shared_ptr<Operation> operation;
+  {
+    const WithoutGil released(client_->counters(), &time);
+    operation = client_->submit(fill(), deadline, Start::kHere);
+    (void)operation->wait(next_slice(until));
+  }
+  OperationHandle handle(client_, std::move(operation));
+  if (!handle.operation()->done()) (void)handle.wait_until(until);
+  return handle;
 }
 
 void ClientHandle::close(double timeout_ms) const {
@@ -341,7 +358,7 @@ void bind_client_class(nb::module_& m) {
           },
           nb::arg("namespace"))
       .def("exists", &exists, nb::arg("namespace"), nb::arg("chunks"), nb::arg("parts"),
-           nb::arg("deadline_ms"), nb::arg("lease_ms") = 0)
+           nb::arg("deadline_ms"), nb::arg("lease_ms") = 0, nb::arg("wait_ms") = 0.0)
       .def(
           "get",
           [](const ClientHandle& self, nb::bytes ns, nb::object items, nb::object segments, nb::object counts,

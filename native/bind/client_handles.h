@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 
 #include "net/client.h"
@@ -54,6 +55,9 @@ class WithoutGil {
 // Milliseconds of Python as a duration, from 0 to a year. Raises ValueError for what is no number.
 [[nodiscard]] std::chrono::nanoseconds to_duration(double milliseconds, const char* what);
 
+// How long a wait until then may go on before signals are looked at.
+[[nodiscard]] std::chrono::nanoseconds next_slice(Clock::time_point until);
+
 // Keeps the client alive: an operation that is held goes on although its client was dropped.
 class OperationHandle {
  public:
@@ -67,6 +71,7 @@ class OperationHandle {
   [[nodiscard]] const std::shared_ptr<Operation>& operation() const { return operation_; }
   [[nodiscard]] ClientCounters& counters() const { return client_->counters(); }
   [[nodiscard]] bool wait(double timeout_ms) const;
+  [[nodiscard]] bool wait_until(Clock::time_point until) const;
   void cancel() const;
   [[nodiscard]] const Operation& ended() const;  // raises RuntimeError before done()
   [[nodiscard]] nanobind::object result() const;
@@ -85,6 +90,9 @@ class ClientHandle {
 
   [[nodiscard]] Client& get() const { return *client_; }
   [[nodiscard]] OperationHandle submit(Input input, double deadline_ms) const;
+  // Without the GIL from the copy of the tables to the end of the wait.
+  [[nodiscard]] OperationHandle submit_and_wait(const std::function<Input()>& fill, GilTime& time,
+                                                double deadline_ms, double wait_ms) const;
   void close(double timeout_ms) const;
   [[nodiscard]] nanobind::dict stats() const;
 

@@ -92,21 +92,26 @@ OperationHandle::~OperationHandle() {
   if (last_user) client_->close(std::chrono::seconds(10));
 }
 
+std::chrono::nanoseconds next_slice(Clock::time_point until) {
+  const auto left = std::chrono::nanoseconds(until - Clock::now());
+  return ::gettid() == ::getpid() ? std::min<std::chrono::nanoseconds>(left, kSignalCheck) : left;
+}
+
 bool OperationHandle::wait(double timeout_ms) const {
   client_->check_process();
+  return wait_until(Clock::now() + to_duration(timeout_ms, "timeout_ms"));
+}
+
+bool OperationHandle::wait_until(Clock::time_point until) const {
   GilTime time(client_->counters());
   if (operation_->done()) return true;
-  const auto until = Clock::now() + to_duration(timeout_ms, "timeout_ms");
-  const bool main_thread = ::gettid() == ::getpid();
   for (;;) {
-    const auto left = std::chrono::nanoseconds(until - Clock::now());
-    const auto slice = main_thread ? std::min<std::chrono::nanoseconds>(left, kSignalCheck) : left;
     bool done = false;
     {
       const WithoutGil released(client_->counters(), &time);
-      done = operation_->wait(slice);
+      done = operation_->wait(next_slice(until));
     }
-    if (done || slice == left) return done;
+    if (done || Clock::now() >= until) return done;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 }

@@ -143,11 +143,12 @@ std::optional<std::vector<std::uint16_t>> Client::namespace_difference(const Nam
   return std::nullopt;
 }
 
-std::shared_ptr<Operation> Client::submit(Input input, std::chrono::nanoseconds deadline) {
+std::shared_ptr<Operation> Client::submit(Input input, std::chrono::nanoseconds deadline, Start start) {
   check_process();
   input.validate();
-  auto& core = core_for(lane_of(input.kind));
-  return core.submit(std::move(input), Clock::now() + deadline);
+  const Lane lane = lane_of(input.kind);
+  if (lane == Lane::kBulk) start = Start::kOnIoThread;  // payload is that thread's work
+  return core_for(lane).submit(std::move(input), Clock::now() + deadline, start);
 }
 
 void Client::release(std::vector<Lease> leases) {

@@ -42,7 +42,8 @@ class Client {
   [[nodiscard]] std::optional<std::vector<std::uint16_t>> namespace_difference(const NamespaceId& id);
   // Throws std::invalid_argument when the input does not fit together, std::runtime_error when closed. The
   // segments are read or written until the operation is done.
-  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, std::chrono::nanoseconds deadline);
+  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, std::chrono::nanoseconds deadline,
+                                                  Start start = Start::kOnIoThread);
   void release(std::vector<Lease> leases);
 
   [[nodiscard]] std::vector<std::byte> encoded_view() const;

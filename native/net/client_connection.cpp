@@ -63,8 +63,10 @@ void Connection::start(const SocketAddress& address) {
     return fail_later(FailureKind::kUnreachable, describe("connect", errno));
   }
   try {
-    io_.loop.add(fd_.get(), EPOLLIN | EPOLLOUT,
-                 [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
+    io_.loop.add(
+        fd_.get(), EPOLLIN | EPOLLOUT,
+        [self = shared_from_this()](std::uint32_t events) { self->on_events(events); },
+        lane_ == Lane::kControl ? EventLoop::For::kGuestsToo : EventLoop::For::kLoop);
   } catch (const std::system_error& error) {
     return fail_later(FailureKind::kUnreachable, error.what());
   }

@@ -73,7 +73,7 @@ bool Core::wait_ended(Clock::time_point until) {
   return ready_changed_.wait_until(lock, until, [this] { return ended_; });
 }
 
-std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline) {
+std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline, Start start) {
   auto op = std::make_shared<Operation>(std::move(input), deadline, weak_from_this());
   const auto bytes = op->input.payload_bytes;
   auto& counters = io_.counters;
@@ -88,15 +88,30 @@ std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline)
     op->finish();
     return op;
   }
-  const std::lock_guard lock(mutex_);
-  if (closed_) {
+  bool closed = false;
+  const auto begin_unless_closed = [&] {
+    {
+      const std::lock_guard lock(mutex_);
+      closed = closed_;
+    }
+    if (!closed) begin(op);  // end() has a task to come that ends it
+  };
+  if (start != Start::kHere || !io_.loop.try_run(begin_unless_closed)) {
+    const std::lock_guard lock(mutex_);
+    closed = closed_;
+    // Under the lock: what is posted before end() is ended by it.
+    if (!closed) io_.loop.post([this, op] { begin(op); });
+  }
+  if (closed) {
     drop(counters.inflight_operations, 1);
     drop(counters.inflight_bytes, bytes);
     throw std::runtime_error("the client is closed");
   }
-  // Under the lock: what is posted before end() is ended by it.
-  io_.loop.post([this, op] { begin(op); });
   return op;
+}
+
+void Core::help(const Operation& op, Clock::time_point until) {
+  io_.loop.join_in([&op] { return op.done(); }, until);
 }
 
 void Core::cancel(const std::shared_ptr<Operation>& operation) {
@@ -195,6 +210,7 @@ void Core::complete(const std::shared_ptr<Operation>& op) {
   op->end_all(Status::kMissNodeDown);  // none is left, unless a request was lost without a word
   account(*op);
   op->finish();
+  io_.loop.nudge_guest();
 }
 
 void Core::account(const Operation& op) {
@@ -204,11 +220,15 @@ void Core::account(const Operation& op) {
   bump(kind.payload_bytes, op.payload_bytes());
   bool deadline = false;
   bool cancelled = false;
-  for (const auto value : op.statuses()) {
-    const auto status = static_cast<Status>(value);
-    bump(kind.statuses[ClientCounters::status_slot(status)]);
+  // Neighbours mostly end alike: one step of a shared counter for each run of them.
+  const auto& statuses = op.statuses();
+  for (auto run = statuses.begin(); run != statuses.end();) {
+    const auto end = std::find_if(run, statuses.end(), [run](auto value) { return value != *run; });
+    const auto status = static_cast<Status>(*run);
+    bump(kind.statuses[ClientCounters::status_slot(status)], static_cast<std::uint64_t>(end - run));
     deadline |= status == Status::kMissDeadline;
     cancelled |= status == Status::kMissCancelled;
+    run = end;
   }
   if (deadline) bump(counters.deadline_hits);
   if (cancelled) bump(counters.cancelled);

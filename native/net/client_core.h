@@ -16,6 +16,12 @@
 
 namespace dfkv::client {
 
+// Where an operation begins.
+enum class Start : std::uint8_t {
+  kOnIoThread,  // submit() returns at once
+  kHere,        // on the calling thread where that is free to do it: for who waits for the end at once
+};
+
 struct LinkReport {
   std::string node_id;
   std::string address;
@@ -36,8 +42,12 @@ class Core : public std::enable_shared_from_this<Core> {
   void run();
 
   // ---- Any thread.
-  [[nodiscard]] std::shared_ptr<Operation> submit(Input input,
-                                                  Clock::time_point deadline);  // throws when closed
+  // Throws std::runtime_error when closed.
+  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, Clock::time_point deadline, Start start);
+  // Does the I/O thread's work for requests without payload until the operation is done or `until`, or
+  // returns at once because somebody else does: one wake-up less on the way of the answer. Not on the I/O
+  // thread.
+  void help(const Operation& op, Clock::time_point until);
   void cancel(const std::shared_ptr<Operation>& operation);
   void release(std::vector<Lease> leases);
   void add_namespace(std::shared_ptr<const NamespaceBook::Entry> entry);

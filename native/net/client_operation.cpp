@@ -105,8 +105,12 @@ Operation::Operation(Input what, Clock::time_point when, std::weak_ptr<Core> cor
 
 bool Operation::wait(std::chrono::nanoseconds timeout) const {
   if (done()) return true;
+  const auto until = Clock::now() + timeout;
+  if (timeout.count() > 0 && lane_of(kind()) == Lane::kControl) {
+    if (const auto core = core_.lock()) core->help(*this, until);
+  }
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, Clock::now() + timeout, [this] { return done(); });
+  return changed_.wait_until(lock, until, [this] { return done(); });
 }
 
 void Operation::cancel(const std::shared_ptr<Operation>& operation) {

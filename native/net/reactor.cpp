@@ -58,7 +58,11 @@ void Reactor::start(const std::string& thread_name) {
 }
 
 void Reactor::run() {
-  if (settle_) prefer_short_turns();  // only small requests stay here
+  if (settle_) {
+    prefer_short_turns();  // only small requests stay here
+  } else {
+    give_way_to_lookups();
+  }
   loop_.at(Clock::now() + sweep_every_, [this] { sweep(); });
   loop_.run();
   {

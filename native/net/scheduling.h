@@ -9,4 +9,7 @@ namespace dfkv {
 // before.
 void prefer_short_turns();
 
+// The calling thread moves payload: where processors are short, threads that answer lookups run first.
+void give_way_to_lookups();
+
 }  // namespace dfkv

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -142,4 +143,176 @@ TEST_CASE("stop from another thread ends a loop that waits") {
   loop.stop();
   thread.join();
   CHECK(Clock::now() - began < 2s);
+}
+
+namespace {
+
+struct RunningLoop {
+  EventLoop loop;
+  std::thread thread{[this] { loop.run(); }};
+  RunningLoop() { settle(); }
+  ~RunningLoop() {
+    loop.stop();
+    thread.join();
+  }
+  // Until the loop's thread has done what was posted before.
+  void settle() {
+    std::atomic<bool> done{false};
+    loop.post([&done] { done = true; });
+    while (!done) std::this_thread::yield();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a guest does what was posted before, then its own work, and nothing when the loop does not run") {
+  EventLoop idle;
+  CHECK_FALSE(idle.try_run([] { FAIL("ran"); }));
+  std::vector<int> order;
+  std::atomic<bool> hold{true};
+  std::atomic<bool> held{false};
+  RunningLoop running;
+  running.loop.post([&] {
+    held = true;
+    while (hold) std::this_thread::yield();
+  });
+  while (!held) std::this_thread::yield();
+  CHECK_FALSE(running.loop.try_run([] { FAIL("ran beside the loop's thread"); }));
+  for (int i = 0; i < 3; ++i) running.loop.post([&order, i] { order.push_back(i); });
+  hold = false;
+  while (!running.loop.try_run([&] { order.push_back(3); })) std::this_thread::yield();
+  CHECK(order == std::vector<int>{0, 1, 2, 3});
+}
+
+TEST_CASE("a guest handles events of shared descriptors, and the loop's thread does when no guest is there") {
+  const Pipe pipe;
+  std::vector<std::thread::id> who;
+  std::atomic<int> seen{0};
+  RunningLoop running;  // its thread ends before what its handlers refer to goes
+  running.loop.post([&] {
+    running.loop.add(
+        pipe.read.get(), EPOLLIN,
+        [&](std::uint32_t) {
+          pipe.drain();
+          who.push_back(std::this_thread::get_id());
+          ++seen;
+        },
+        EventLoop::For::kGuestsToo);
+  });
+  running.settle();
+  pipe.poke();
+  while (seen < 1) std::this_thread::yield();
+  std::thread poker([&] {
+    std::this_thread::sleep_for(50ms);
+    pipe.poke();
+  });
+  running.loop.join_in([&] { return seen == 2; }, Clock::now() + 10s);
+  CHECK(seen == 2);
+  poker.join();
+  pipe.poke();
+  while (seen < 3) std::this_thread::yield();
+  CHECK(who[0] != std::this_thread::get_id());
+  CHECK(who[1] == std::this_thread::get_id());
+  CHECK(who[2] == who[0]);
+}
+
+TEST_CASE("a guest leaves at its time, when it is nudged, and when the loop ends") {
+  const Pipe pipe;
+  std::atomic<bool> done{false};
+  const auto running = std::make_unique<RunningLoop>();
+  running->loop.post([&] {
+    running->loop.add(
+        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
+  });
+  running->settle();
+  const auto start = Clock::now();
+  running->loop.join_in([] { return false; }, start + 50ms);
+  CHECK(Clock::now() - start >= 50ms);
+  CHECK(Clock::now() - start < 5s);
+
+  std::thread other([&] {
+    std::this_thread::sleep_for(50ms);
+    running->loop.post([&] {
+      done = true;
+      running->loop.nudge_guest();
+    });
+  });
+  running->loop.join_in([&] { return done.load(); }, Clock::now() + 60s);
+  CHECK(done);
+  CHECK(Clock::now() - start < 30s);
+  other.join();
+
+  std::thread ender([&] {
+    std::this_thread::sleep_for(50ms);
+    running->loop.stop();
+  });
+  running->loop.join_in([] { return false; }, Clock::now() + 60s);
+  CHECK(Clock::now() - start < 30s);
+  ender.join();
+}
+
+TEST_CASE("a second guest goes away at once, and a timer set by a guest fires in time") {
+  const Pipe pipe;
+  std::atomic<bool> leave{false};
+  std::atomic<bool> fired{false};
+  RunningLoop running;
+  running.loop.post([&] {
+    running.loop.add(
+        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
+  });
+  running.settle();
+  std::thread first([&] { running.loop.join_in([&] { return leave.load(); }, Clock::now() + 60s); });
+  std::this_thread::sleep_for(50ms);
+  const auto start = Clock::now();
+  running.loop.join_in([] { return false; }, start + 10s);
+  CHECK(Clock::now() - start < 5s);
+  while (!running.loop.try_run([&] {
+    running.loop.at(Clock::now() + 50ms, [&] {
+      fired = true;
+      leave = true;
+      running.loop.nudge_guest();
+    });
+  })) {
+    std::this_thread::yield();
+  }
+  first.join();
+  CHECK(fired);
+  CHECK(Clock::now() - start < 20s);
+}
+
+TEST_CASE("guests, tasks and descriptors that come and go, all at once") {
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> handled{0};
+  RunningLoop running;
+  std::vector<std::thread> guests;
+  for (int i = 0; i < 3; ++i) {
+    guests.emplace_back([&] {
+      while (!stop) {
+        const auto before = handled.load();
+        (void)running.loop.try_run([] {});
+        running.loop.join_in([&] { return handled != before || stop; }, Clock::now() + 5ms);
+      }
+    });
+  }
+  for (int round = 0; round < 300; ++round) {
+    const auto pipe = std::make_shared<Pipe>();
+    std::atomic<bool> gone{false};
+    running.loop.post([&, pipe] {
+      running.loop.add(
+          pipe->read.get(), EPOLLIN,
+          [&, pipe](std::uint32_t) {
+            ++handled;
+            running.loop.remove(pipe->read.get());  // its number is used again by the next one
+            gone = true;
+          },
+          EventLoop::For::kGuestsToo);
+    });
+    pipe->poke();
+    const auto until = Clock::now() + 20s;
+    while (!gone && Clock::now() < until) std::this_thread::yield();
+    REQUIRE(gone);
+  }
+  stop = true;
+  for (auto& guest : guests) guest.join();
+  CHECK(handled == 300);
 }
