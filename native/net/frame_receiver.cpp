@@ -18,7 +18,9 @@ void FrameReceiver::set_read_ahead(std::size_t bytes) {
 
 ReceiveResult FrameReceiver::run(std::size_t budget) {
   const ReceiveResult result = read(budget);
-  if (result == ReceiveResult::kDrained)
+  // Whoever waits for an event next, also with bytes left behind: fewer than an old mark would never be told
+  // of.
+  if (result == ReceiveResult::kDrained || result == ReceiveResult::kBudget)
     mark_.set(fd_, state_ == State::kPayload ? header_.payload_bytes - have_ : 1);
   return result;
 }

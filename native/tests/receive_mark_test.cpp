@@ -2,11 +2,13 @@
 // the same.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include "net/fd.h"
+#include "net/frame_receiver.h"
 #include "net/receive_mark.h"
 #include "server_harness.h"
 
@@ -70,6 +72,48 @@ TEST_CASE("a reader with a mark is told of what reaches it, and of the end") {
   mark.set(reader.get(), 100'000);
   writer.reset();
   CHECK(readable(reader, 1000));
+}
+
+// Takes every payload and throws it away.
+struct Drain final : server::FrameSink {
+  Buffer space = Buffer(1 << 20);
+  std::size_t frames = 0;
+  bool on_header(const FrameHeader&) override { return true; }
+  bool on_meta(const FrameHeader&, Bytes) override { return true; }
+  [[nodiscard]] bool payload_waits() const override { return false; }
+  MutableBytes payload_space(std::size_t) override { return space; }
+  bool on_payload(MutableBytes, bool) override { return true; }
+  bool on_frame_end(const FrameHeader&) override { return ++frames != 0; }
+  void on_fault(FrameFault) override { FAIL("the frame is faulty"); }
+};
+
+TEST_CASE("a small request behind large payload is told of when a turn ends between them") {
+  constexpr std::size_t kPayload = 300'000;
+  constexpr std::size_t kFirst = 100'000;
+  auto [writer, reader] = connected();
+  REQUIRE(::fcntl(reader.get(), F_SETFL, O_NONBLOCK) == 0);
+  Drain sink;
+  server::FrameReceiver receiver(reader.get(), sink);
+  const Buffer large = Peer::frame(Peer::header(Opcode::kPut, 1, 0, 0), {}, Buffer(kPayload));
+  const Buffer small = Peer::frame(Peer::header(Opcode::kPing, 2, kFlagEndOfRequest), {}, {});
+  const auto send = [&writer = writer](Bytes bytes) {
+    REQUIRE(::send(writer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(bytes.size()));
+  };
+  send(Bytes(large).first(kFirst));
+  REQUIRE(readable(reader, 1000));
+  while (receiver.bytes_received() < kFirst) (void)receiver.run(1 << 20);
+  CHECK(receiver.run(1 << 20) == server::ReceiveResult::kDrained);
+  CHECK(receiver.may_have_more());
+  send(Bytes(large).subspan(kFirst));
+  send(small);
+  REQUIRE(readable(reader, 1000));
+  while (sink.frames == 0) {  // in the smallest turns
+    if (receiver.run(1) == server::ReceiveResult::kDrained) REQUIRE(readable(reader, 1000));
+  }
+  REQUIRE(readable(reader, 1000));
+  CHECK(receiver.run(1 << 20) == server::ReceiveResult::kDrained);
+  CHECK(sink.frames == 2);
 }
 
 TEST_CASE("a peer that sends slowly is waited for as long as it sends") {
