@@ -32,6 +32,8 @@ WARM_ROUNDS = 64
 EXISTS_CHUNKS = (64, 256, 6000)
 LOOKED_UP_BYTES = 4096
 BUSY_CHUNKS, BUSY_BYTES = 256, 1 << 20
+# Lookups come as an engine's scheduler sends them, or one right after the other: these then keep a processor busy themselves.
+BUSY_PAUSES_S = {"beside gets": 0.001, "beside gets, no pause": 0.0}
 
 Progress = Callable[[str], None]
 
@@ -141,8 +143,9 @@ def _on_cluster(
                 for chunks in EXISTS_CHUNKS:
                     tell(f"lookup of {chunks} chunks, {len(addresses)} nodes")
                     yield cluster.lookups(chunks)
-                tell("lookups beside gets")
-                yield cluster.lookups_beside_gets(BUSY_CHUNKS)
+                for case, pause_s in BUSY_PAUSES_S.items():
+                    tell(f"lookups {case}")
+                    yield cluster.lookups_beside_gets(BUSY_CHUNKS, case, pause_s)
         finally:
             client.erase(namespace, READY_DEADLINE_MS).wait(READY_DEADLINE_MS)
         counted = client.stats()
@@ -259,18 +262,18 @@ class _Cluster:
             latencies += _for_a_while(lambda: lookup.run(self._client, self._namespace))
         return self._lookup_row("hot", chunks, latencies)
 
-    def lookups_beside_gets(self, chunks: int) -> Row:
-        """ratio: the 99th percentile over that of a TCP ping-pong under the same load, both of all repeats."""
+    def lookups_beside_gets(self, chunks: int, case: str, pause_s: float) -> Row:
+        """ratio: the 99th percentile over that of a TCP ping-pong with the same pauses under the same load, both of all repeats."""
         lookup = self._stored(chunks)
         load = Batch(self._plan.batch, BUSY_BYTES)
         load.put(self._client, self._namespace)
         latencies, pings = [], []
         with PingPong() as peer, repeated(lambda: load.get(self._client, self._namespace)):
             for _ in range(self._plan.repeats):
-                pings += _for_a_while(peer.round_trip)
-                latencies += _for_a_while(lambda: lookup.run(self._client, self._namespace))
+                pings += _for_a_while(peer.round_trip, pause_s)
+                latencies += _for_a_while(lambda: lookup.run(self._client, self._namespace), pause_s)
         ceiling = percentiles(pings)["p99_us"]
-        row = self._lookup_row("beside gets", chunks, latencies)
+        row = self._lookup_row(case, chunks, latencies)
         return replace(row, ceiling=f"TCP ping-pong, p99 {ceiling:.0f} us", ratio=round(row.p99_us / ceiling, 2))
 
     def _stored(self, chunks: int) -> Lookup:
@@ -301,9 +304,11 @@ class _Cluster:
         )
 
 
-def _for_a_while(work: Callable[[], float]) -> list[float]:
+def _for_a_while(work: Callable[[], float], pause_s: float = 0.0) -> list[float]:
     began = time.perf_counter()
     seconds = []
     while time.perf_counter() - began < RUN_S:
         seconds.append(work())
+        if pause_s:
+            time.sleep(pause_s)
     return seconds

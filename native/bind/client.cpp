@@ -129,7 +129,7 @@ OperationHandle exists(const ClientHandle& self, nb::bytes ns, nb::object chunks
     copy_table(part_view.bytes(), input.parts, "parts");
     return input;
   };
-  if (wait_ms > 0) return self.submit_and_wait(fill, time, deadline_ms, wait_ms);
+  if (wait_ms > 0) return self.ask(fill, time, deadline_ms, wait_ms);
   return with_tables(self, time, chunk_view.bytes().size(), deadline_ms, fill);
 }
 
@@ -235,15 +235,14 @@ OperationHandle ClientHandle::submit(Input input, double deadline_ms) const {
   return {client_, client_->submit(std::move(input), to_duration(deadline_ms, "deadline_ms"))};
 }
 
-OperationHandle ClientHandle::submit_and_wait(const std::function<Input()>& fill, GilTime& time,
-                                              double deadline_ms, double wait_ms) const {
+OperationHandle ClientHandle::ask(const std::function<Input()>& fill, GilTime& time, double deadline_ms,
+                                  double wait_ms) const {
   const auto deadline = to_duration(deadline_ms, "deadline_ms");
   const auto until = Clock::now() + to_duration(wait_ms, "wait_ms");
   std::shared_ptr<Operation> operation;
   {
     const WithoutGil released(client_->counters(), &time);
-    operation = client_->submit(fill(), deadline, Start::kHere);
-    (void)operation->wait(next_slice(until));
+    operation = client_->ask(fill(), deadline, next_slice(until));
   }
   OperationHandle handle(client_, std::move(operation));
   if (!handle.operation()->done()) (void)handle.wait_until(until);

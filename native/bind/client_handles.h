@@ -91,8 +91,8 @@ class ClientHandle {
   [[nodiscard]] Client& get() const { return *client_; }
   [[nodiscard]] OperationHandle submit(Input input, double deadline_ms) const;
   // Without the GIL from the copy of the tables to the end of the wait.
-  [[nodiscard]] OperationHandle submit_and_wait(const std::function<Input()>& fill, GilTime& time,
-                                                double deadline_ms, double wait_ms) const;
+  [[nodiscard]] OperationHandle ask(const std::function<Input()>& fill, GilTime& time, double deadline_ms,
+                                    double wait_ms) const;
   void close(double timeout_ms) const;
   [[nodiscard]] nanobind::dict stats() const;
 

@@ -143,12 +143,24 @@ std::optional<std::vector<std::uint16_t>> Client::namespace_difference(const Nam
   return std::nullopt;
 }
 
-std::shared_ptr<Operation> Client::submit(Input input, std::chrono::nanoseconds deadline, Start start) {
+std::shared_ptr<Operation> Client::submit(Input input, std::chrono::nanoseconds deadline) {
   check_process();
   input.validate();
-  const Lane lane = lane_of(input.kind);
-  if (lane == Lane::kBulk) start = Start::kOnIoThread;  // payload is that thread's work
-  return core_for(lane).submit(std::move(input), Clock::now() + deadline, start);
+  auto& core = core_for(lane_of(input.kind));
+  return core.submit(std::move(input), Clock::now() + deadline);
+}
+
+std::shared_ptr<Operation> Client::ask(Input input, std::chrono::nanoseconds deadline,
+                                       std::chrono::nanoseconds wait) {
+  check_process();
+  input.validate();
+  const auto now = Clock::now();
+  if (lane_of(input.kind) == Lane::kControl) {
+    return core_for(Lane::kControl).ask(std::move(input), now + deadline, now + wait);
+  }
+  auto operation = core_for(Lane::kBulk).submit(std::move(input), now + deadline);
+  (void)operation->wait(wait);
+  return operation;
 }
 
 void Client::release(std::vector<Lease> leases) {

@@ -42,8 +42,11 @@ class Client {
   [[nodiscard]] std::optional<std::vector<std::uint16_t>> namespace_difference(const NamespaceId& id);
   // Throws std::invalid_argument when the input does not fit together, std::runtime_error when closed. The
   // segments are read or written until the operation is done.
-  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, std::chrono::nanoseconds deadline,
-                                                  Start start = Start::kOnIoThread);
+  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, std::chrono::nanoseconds deadline);
+  // The same, and waits for its end so long: sooner over than submit() and Operation::wait() are, for
+  // requests without payload.
+  [[nodiscard]] std::shared_ptr<Operation> ask(Input input, std::chrono::nanoseconds deadline,
+                                               std::chrono::nanoseconds wait);
   void release(std::vector<Lease> leases);
 
   [[nodiscard]] std::vector<std::byte> encoded_view() const;

@@ -73,7 +73,34 @@ bool Core::wait_ended(Clock::time_point until) {
   return ready_changed_.wait_until(lock, until, [this] { return ended_; });
 }
 
-std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline, Start start) {
+std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline) {
+  const auto op = admit(std::move(input), deadline);
+  if (!op->done()) post(op);
+  return op;
+}
+
+std::shared_ptr<Operation> Core::ask(Input input, Clock::time_point deadline, Clock::time_point until) {
+  const auto op = admit(std::move(input), deadline);
+  if (op->done()) return op;
+  bool closed = false;
+  const auto work = [&] {
+    {
+      const std::lock_guard lock(mutex_);
+      closed = closed_;
+    }
+    if (!closed) begin(op);  // end() has a task to come that ends it
+  };
+  const auto done = [&] { return closed || op->done(); };
+  if (!io_.loop.try_join_in(work, done, until)) {
+    post(op);
+    (void)op->wait(until - Clock::now());
+  }
+  if (closed) refuse_closed(*op);
+  return op;
+}
+
+// Done already: it is refused, or has no keys.
+std::shared_ptr<Operation> Core::admit(Input input, Clock::time_point deadline) {
   auto op = std::make_shared<Operation>(std::move(input), deadline, weak_from_this());
   const auto bytes = op->input.payload_bytes;
   auto& counters = io_.counters;
@@ -86,28 +113,23 @@ std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline,
     op->end_all(Status::kAgainBusy);
     account(*op);
     op->finish();
-    return op;
-  }
-  bool closed = false;
-  const auto begin_unless_closed = [&] {
-    {
-      const std::lock_guard lock(mutex_);
-      closed = closed_;
-    }
-    if (!closed) begin(op);  // end() has a task to come that ends it
-  };
-  if (start != Start::kHere || !io_.loop.try_run(begin_unless_closed)) {
-    const std::lock_guard lock(mutex_);
-    closed = closed_;
-    // Under the lock: what is posted before end() is ended by it.
-    if (!closed) io_.loop.post([this, op] { begin(op); });
-  }
-  if (closed) {
-    drop(counters.inflight_operations, 1);
-    drop(counters.inflight_bytes, bytes);
-    throw std::runtime_error("the client is closed");
   }
   return op;
+}
+
+void Core::post(const std::shared_ptr<Operation>& op) {
+  {
+    const std::lock_guard lock(mutex_);
+    // Under the lock: what is posted before end() is ended by it.
+    if (!closed_) return io_.loop.post([this, op] { begin(op); });
+  }
+  refuse_closed(*op);
+}
+
+void Core::refuse_closed(const Operation& op) {
+  drop(io_.counters.inflight_operations, 1);
+  drop(io_.counters.inflight_bytes, op.input.payload_bytes);
+  throw std::runtime_error("the client is closed");
 }
 
 void Core::help(const Operation& op, Clock::time_point until) {

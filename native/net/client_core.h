@@ -16,12 +16,6 @@
 
 namespace dfkv::client {
 
-// Where an operation begins.
-enum class Start : std::uint8_t {
-  kOnIoThread,  // submit() returns at once
-  kHere,        // on the calling thread where that is free to do it: for who waits for the end at once
-};
-
 struct LinkReport {
   std::string node_id;
   std::string address;
@@ -42,8 +36,11 @@ class Core : public std::enable_shared_from_this<Core> {
   void run();
 
   // ---- Any thread.
-  // Throws std::runtime_error when closed.
-  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, Clock::time_point deadline, Start start);
+  // Throw std::runtime_error when closed.
+  [[nodiscard]] std::shared_ptr<Operation> submit(Input input, Clock::time_point deadline);
+  // submit() and Operation::wait() in one: the calling thread begins the operation itself where it can.
+  [[nodiscard]] std::shared_ptr<Operation> ask(Input input, Clock::time_point deadline,
+                                               Clock::time_point until);
   // Does the I/O thread's work for requests without payload until the operation is done or `until`, or
   // returns at once because somebody else does: one wake-up less on the way of the answer. Not on the I/O
   // thread.
@@ -60,6 +57,9 @@ class Core : public std::enable_shared_from_this<Core> {
 
  private:
   // client_core.cpp: life of operations.
+  [[nodiscard]] std::shared_ptr<Operation> admit(Input input, Clock::time_point deadline);  // any thread
+  void post(const std::shared_ptr<Operation>& op);                                          // any thread
+  [[noreturn]] void refuse_closed(const Operation& op);                                     // any thread
   void begin(const std::shared_ptr<Operation>& op);
   void finish_early(const std::shared_ptr<Operation>& op, Status status);
   void complete(const std::shared_ptr<Operation>& op);

@@ -105,20 +105,29 @@ void EventLoop::handle(std::span<const epoll_event> events) {
   }
 }
 
-bool EventLoop::try_run(const Task& work) {
-  const std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn || !running_) return false;
-  drain_tasks();
-  work();
+bool EventLoop::open_to_guests() const { return running_ && shared_ && guest_ == std::thread::id(); }
+
+void EventLoop::join_in(const std::function<bool()>& done, Clock::time_point until) {
+  std::unique_lock turn(turn_);
+  if (open_to_guests()) be_guest(turn, {}, done, until);
+}
+
+bool EventLoop::try_join_in(const Task& work, const std::function<bool()>& done, Clock::time_point until) {
+  std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn || !open_to_guests()) return false;
+  be_guest(turn, work, done, until);
   return true;
 }
 
-void EventLoop::join_in(const std::function<bool()>& done, Clock::time_point until) {
-  Events events;
-  std::unique_lock turn(turn_);
-  if (!running_ || !shared_ || guest_ != std::thread::id()) return;
+void EventLoop::be_guest(std::unique_lock<std::mutex>& turn, const Task& work,
+                         const std::function<bool()>& done, Clock::time_point until) {
   guest_ = std::this_thread::get_id();
-  modify(shared_.get(), 0);
+  modify(shared_.get(), 0);  // before the work: what answers it wakes this thread alone
+  if (work) {
+    drain_tasks();
+    work();
+  }
+  Events events;
   while (running_ && !done()) {
     const auto left_ms = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     if (left_ms <= 0) break;

@@ -42,12 +42,14 @@ class EventLoop {
 
   // Guests: any thread but the loop's. A short exchange then needs no wake-up of the loop's thread.
   //
-  // Runs the tasks posted so far, then `work`. False: somebody else is at work or the loop does not run, and
-  // nothing has happened.
-  [[nodiscard]] bool try_run(const Task& work);
-  // Handles the events of shared descriptors until done(), which is asked after each round of them, or
-  // `until`. Returns at once when another guest does that already, or the loop does not run.
+  // Handles the events of shared descriptors on the calling thread until done(), which is asked after each
+  // round of them, or `until`. Returns at once when another guest does that already, or the loop does not
+  // run.
   void join_in(const std::function<bool()>& done, Clock::time_point until);
+  // First runs the tasks posted so far, then `work`, while nobody else watches the shared descriptors; then
+  // as join_in(). False, and nothing has happened: somebody else is at work, or the loop does not run.
+  [[nodiscard]] bool try_join_in(const Task& work, const std::function<bool()>& done,
+                                 Clock::time_point until);
 
   // The rest: loop thread only (or before run()).
   enum class For : std::uint8_t { kLoop, kGuestsToo };
@@ -64,6 +66,9 @@ class EventLoop {
  private:
   struct Watch;
   void share();  // makes what guests need
+  [[nodiscard]] bool open_to_guests() const;
+  void be_guest(std::unique_lock<std::mutex>& turn, const Task& work, const std::function<bool()>& done,
+                Clock::time_point until);
   void handle(std::span<const epoll_event> events);
   void wake();
   void drain_tasks();

@@ -39,7 +39,7 @@ void prefer_short_turns() {
 }
 
 void give_way_to_lookups() {
-  constexpr int kStep = 10;  // a tenth of the weight
+  constexpr int kStep = 5;  // a third of the weight
   constexpr int kLeast = 19;
   errno = 0;
   const int nice = ::getpriority(PRIO_PROCESS, 0);  // of this thread

@@ -12,15 +12,14 @@
 
 using namespace dfkv;
 using namespace dfkv::test;
-using dfkv::client::Start;
 
 namespace {
 
 std::shared_ptr<Operation> look_up(Client& client, const NamespaceId& ns, std::uint64_t block,
-                                   std::chrono::nanoseconds deadline) {
+                                   std::chrono::nanoseconds deadline, std::chrono::nanoseconds wait = 10s) {
   auto batch = Batch(Kind::kExists, ns);
   batch.parts({0}).chunk(block_of(block)).chunk(block_of(block + 1000));
-  return client.submit(std::move(batch.input), deadline, Start::kHere);
+  return client.ask(std::move(batch.input), deadline, wait);
 }
 
 }  // namespace
@@ -33,7 +32,7 @@ TEST_CASE("a lookup that begins on the calling thread comes after what the threa
   // Its namespace is told first, also when the I/O thread has not looked yet.
   const auto ns = add_test_namespace(client);
   const auto op = look_up(client, ns, 1, 5s);
-  REQUIRE(op->wait(10s));
+  REQUIRE(op->done());
   CHECK(name_of(status_of(*op, 0)) == "ok");
   CHECK(name_of(status_of(*op, 1)) == "not_found");
   CHECK(op->prefix() == 1);
@@ -43,11 +42,11 @@ TEST_CASE("a deadline ends the wait of a thread that does the client's work") {
   FakePeer peer;
   Client client(options_for(peer.port));
   const auto ns = add_test_namespace(client);
-  REQUIRE(look_up(client, ns, 1, 5s)->wait(10s));
+  REQUIRE(look_up(client, ns, 1, 5s)->done());
   peer.set_hook([](FakePeer::Conn&, const Frame& frame) { return frame.opcode() == Opcode::kExists; });
   const auto start = Clock::now();
   const auto op = look_up(client, ns, 1, 100ms);
-  REQUIRE(op->wait(10s));
+  REQUIRE(op->done());
   CHECK(name_of(status_of(*op)) == "deadline");
   CHECK(Clock::now() - start >= 100ms);
   CHECK(Clock::now() - start < 2s);
@@ -56,19 +55,20 @@ TEST_CASE("a deadline ends the wait of a thread that does the client's work") {
 
 TEST_CASE("the end of the client ends the wait of a thread that does its work") {
   FakePeer peer;
-  auto client = std::make_unique<Client>(options_for(peer.port));
+  const auto client = std::make_unique<Client>(options_for(peer.port));
   const auto ns = add_test_namespace(*client);
-  REQUIRE(look_up(*client, ns, 1, 5s)->wait(10s));
+  REQUIRE(look_up(*client, ns, 1, 5s)->done());
   peer.set_hook([](FakePeer::Conn&, const Frame& frame) { return frame.opcode() == Opcode::kExists; });
-  const auto op = look_up(*client, ns, 1, 60s);
   std::thread closer([&] {
     std::this_thread::sleep_for(100ms);
     CHECK(client->close(10s));
-    client.reset();
   });
-  REQUIRE(op->wait(30s));
+  const auto op = look_up(*client, ns, 1, 60s, 30s);
+  REQUIRE(op->done());
   CHECK(name_of(status_of(*op)) == "cancelled");
   closer.join();
+  CHECK_THROWS_AS(look_up(*client, ns, 1, 1s), std::runtime_error);
+  CHECK(client->counters().inflight_operations.load() == 0);
   peer.stop();
 }
 
@@ -79,7 +79,7 @@ TEST_CASE("many threads look up, cancel and run out of time while connections br
   options.cooldown_ms = 50;
   Client client(options);
   const auto ns = add_test_namespace(client);
-  REQUIRE(look_up(client, ns, 1, 5s)->wait(10s));
+  REQUIRE(look_up(client, ns, 1, 5s)->done());
   std::atomic<std::uint64_t> count{0};
   peer.set_hook([&](FakePeer::Conn& conn, const Frame& frame) {
     if (frame.opcode() != Opcode::kExists) return false;
@@ -95,8 +95,10 @@ TEST_CASE("many threads look up, cancel and run out of time while connections br
       std::mt19937_64 random{seed};
       for (int i = 0; i < 600; ++i) {
         const auto block = random() % 128;
-        const auto op = look_up(client, ns, block, std::chrono::milliseconds(20 + random() % 50));
-        if (random() % 8 == 0) Operation::cancel(op);
+        const std::chrono::milliseconds deadline(20 + random() % 50);
+        const bool cancels = random() % 8 == 0;
+        const auto op = look_up(client, ns, block, deadline, cancels ? 0ms : 10'000ms);
+        if (cancels) Operation::cancel(op);
         if (!op->wait(20s)) {
           ++wrong;
           continue;

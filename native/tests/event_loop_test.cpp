@@ -167,20 +167,30 @@ struct RunningLoop {
 
 TEST_CASE("a guest does what was posted before, then its own work, and nothing when the loop does not run") {
   EventLoop idle;
-  CHECK_FALSE(idle.try_run([] { FAIL("ran"); }));
+  const auto at_once = [](EventLoop& loop, const EventLoop::Task& work) {
+    return loop.try_join_in(
+        work, [] { return true; }, Clock::now() + 10s);
+  };
+  CHECK_FALSE(at_once(idle, [] { FAIL("ran"); }));
+  const Pipe pipe;
   std::vector<int> order;
   std::atomic<bool> hold{true};
   std::atomic<bool> held{false};
   RunningLoop running;
   running.loop.post([&] {
+    running.loop.add(
+        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
+  });
+  running.settle();
+  running.loop.post([&] {
     held = true;
     while (hold) std::this_thread::yield();
   });
   while (!held) std::this_thread::yield();
-  CHECK_FALSE(running.loop.try_run([] { FAIL("ran beside the loop's thread"); }));
+  CHECK_FALSE(at_once(running.loop, [] { FAIL("ran beside the loop's thread"); }));
   for (int i = 0; i < 3; ++i) running.loop.post([&order, i] { order.push_back(i); });
   hold = false;
-  while (!running.loop.try_run([&] { order.push_back(3); })) std::this_thread::yield();
+  while (!at_once(running.loop, [&] { order.push_back(3); })) std::this_thread::yield();
   CHECK(order == std::vector<int>{0, 1, 2, 3});
 }
 
@@ -251,7 +261,31 @@ TEST_CASE("a guest leaves at its time, when it is nudged, and when the loop ends
   ender.join();
 }
 
-TEST_CASE("a second guest goes away at once, and a timer set by a guest fires in time") {
+TEST_CASE("a timer set by a guest fires in time although the loop's thread sleeps") {
+  const Pipe pipe;
+  std::atomic<bool> fired{false};
+  RunningLoop running;
+  running.loop.post([&] {
+    running.loop.add(
+        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
+  });
+  running.settle();
+  std::this_thread::sleep_for(50ms);  // its thread has no timer and sleeps
+  const auto start = Clock::now();
+  const auto set = [&] {
+    running.loop.at(Clock::now() + 50ms, [&] {
+      fired = true;
+      running.loop.nudge_guest();
+    });
+  };
+  while (!running.loop.try_join_in(
+      set, [&] { return fired.load(); }, start + 30s))
+    std::this_thread::yield();
+  CHECK(fired);
+  CHECK(Clock::now() - start < 10s);
+}
+
+TEST_CASE("a second guest goes away at once") {
   const Pipe pipe;
   std::atomic<bool> leave{false};
   std::atomic<bool> fired{false};
@@ -266,15 +300,13 @@ TEST_CASE("a second guest goes away at once, and a timer set by a guest fires in
   const auto start = Clock::now();
   running.loop.join_in([] { return false; }, start + 10s);
   CHECK(Clock::now() - start < 5s);
-  while (!running.loop.try_run([&] {
+  running.loop.post([&] {
     running.loop.at(Clock::now() + 50ms, [&] {
       fired = true;
       leave = true;
       running.loop.nudge_guest();
     });
-  })) {
-    std::this_thread::yield();
-  }
+  });
   first.join();
   CHECK(fired);
   CHECK(Clock::now() - start < 20s);
@@ -289,8 +321,10 @@ TEST_CASE("guests, tasks and descriptors that come and go, all at once") {
     guests.emplace_back([&] {
       while (!stop) {
         const auto before = handled.load();
-        (void)running.loop.try_run([] {});
-        running.loop.join_in([&] { return handled != before || stop; }, Clock::now() + 5ms);
+        const auto over = [&] { return handled != before || stop; };
+        if (!running.loop.try_join_in([] {}, over, Clock::now() + 5ms)) {
+          running.loop.join_in(over, Clock::now() + 5ms);
+        }
       }
     });
   }

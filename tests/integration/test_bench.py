@@ -34,7 +34,9 @@ def test_every_case_is_measured_beside_its_ceiling(short: None) -> None:
     report = wire.measure(SMALL, told.append)
     cases = {(row.case, row.op, row.threads, row.nodes) for row in report.rows}
     transfers = {("hot", op, threads, nodes) for op in ("put", "get") for threads in (1, 2) for nodes in (1, 2)}
-    lookups = {(case, "exists", 1, nodes) for case in ("hot", "beside gets") for nodes in (1, 2)}
+    lookups = {
+        (case, "exists", 1, nodes) for case in ("hot", "beside gets", "beside gets, no pause") for nodes in (1, 2)
+    }
     disk = set() if shutil.which("fio") is None else {("cold", op, 1, 1) for op in ("put", "get")}
     assert cases == transfers | lookups | disk
     assert bool(report.left_out) == (not disk)
