@@ -140,6 +140,13 @@ void SlabAllocator::heat(SlotRef ref, std::uint64_t stamp) {
 
 std::uint32_t SlabAllocator::find_free_run(std::uint32_t extents) const {
   if (extents > free_extents_) return kNone;
+  // Side by side from a multiple of their length on, slabs of one class leave no gaps that none of them fits
+  // into.
+  for (std::uint32_t first = 0; first + extents <= geometry_.extent_count; first += extents) {
+    std::uint32_t at = first;
+    while (at < first + extents && slab_of_[at] == kNone) ++at;
+    if (at == first + extents) return first;
+  }
   std::uint32_t length = 0;
   for (std::uint32_t i = 0; i < geometry_.extent_count; ++i) {
     length = slab_of_[i] == kNone ? length + 1 : 0;
@@ -151,13 +158,18 @@ std::uint32_t SlabAllocator::find_free_run(std::uint32_t extents) const {
 std::span<const SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size_class, std::size_t limit) {
   candidates_.clear();
   const std::uint32_t wanted = shapes_[size_class].extents;
-  std::uint32_t start = 0;
-  while (start < geometry_.extent_count) {
+  runs_.clear();
+  if (wanted > geometry_.extent_count) return runs_;
+  const std::uint32_t last = geometry_.extent_count - wanted;
+  // At multiples of the length of a slab, and at the end.
+  for (std::uint32_t next = 0; next < last + wanted; next += wanted) {
+    const std::uint32_t window = std::min(next, last);
     // Slabs are cleared whole: the run starts at one's first extent and ends at one's last.
+    const std::uint32_t start = slab_of_[window] == kNone ? window : slab_of_[window];
     Candidate candidate{0, 0, {start, 0}};
     bool busy = false;
     std::uint32_t at = start;
-    while (at < geometry_.extent_count && at - start < wanted) {
+    while (at < window + wanted) {
       if (slab_of_[at] == kNone) {
         ++at;
         continue;
@@ -169,24 +181,24 @@ std::span<const SlabAllocator::Run> SlabAllocator::coldest_runs(std::size_t size
       at += slab.extents;
     }
     candidate.run.count = at - start;
-    if (!busy && candidate.run.count >= wanted) candidates_.push_back(candidate);
-    start += slab_of_[start] == kNone ? 1 : slabs_[start].extents;
+    if (!busy) candidates_.push_back(candidate);
   }
   const std::size_t kept = std::min(limit, candidates_.size());
   std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(kept),
                     candidates_.end(), [](const Candidate& x, const Candidate& y) {
                       return x.hottest != y.hottest ? x.hottest < y.hottest : x.used_bytes < y.used_bytes;
                     });
-  runs_.clear();
   for (std::size_t i = 0; i < kept; ++i) runs_.push_back(candidates_[i].run);
   return runs_;
 }
 
 std::optional<SlabAllocator::Run> SlabAllocator::run_at(std::uint32_t extent, std::size_t size_class) const {
   const std::uint32_t wanted = shapes_[size_class].extents;
-  const std::uint32_t start = slab_of_[extent] == kNone ? extent : slab_of_[extent];
+  if (wanted > geometry_.extent_count) return std::nullopt;
+  const std::uint32_t window = std::min(extent / wanted * wanted, geometry_.extent_count - wanted);
+  const std::uint32_t start = slab_of_[window] == kNone ? window : slab_of_[window];
   std::uint32_t at = start;
-  while (at < geometry_.extent_count && at - start < wanted) {
+  while (at < window + wanted) {
     if (slab_of_[at] == kNone) {
       ++at;
       continue;
@@ -194,7 +206,6 @@ std::optional<SlabAllocator::Run> SlabAllocator::run_at(std::uint32_t extent, st
     if (slabs_[at].busy != 0) return std::nullopt;
     at += slabs_[at].extents;
   }
-  if (at - start < wanted) return std::nullopt;
   return Run{start, at - start};
 }
 

@@ -65,8 +65,8 @@ class SlabAllocator {
   [[nodiscard]] std::span<const Run> coldest_runs(std::size_t size_class, std::size_t limit);
   // Replaces what is in `out`.
   void owners_in(Run run, std::vector<Owner>& out) const;
-  // The run that holds a slab of the class and starts with the slab or free extent at `extent`; nullopt:
-  // there is no room up to the end of the arena, or a busy slot is in it.
+  // The run that holds a slab of the class at about `extent`: at a multiple of the slab's length, or at the
+  // end. nullopt: the class is too large, or a busy slot is in it.
   [[nodiscard]] std::optional<Run> run_at(std::uint32_t extent, std::size_t size_class) const;
 
   // The stamp of the latest use of any object in the run.

@@ -66,3 +66,36 @@ TEST_CASE("live slots hold most of the arena while sizes shift, and the newest o
   CHECK(worst >= 0.75);
   CHECK(catalog.violations() == std::vector<std::string>{});
 }
+
+TEST_CASE("larger objects than before come to have all of the arena: no gap keeps what nobody asks for") {
+  TestNamespace ns{"larger"};
+  CatalogOptions options;
+  options.capacity_bytes = kCapacity;
+  Catalog catalog(std::move(options));
+  const auto seed = std::random_device{}();
+  MESSAGE("seed ", seed);
+  std::mt19937_64 random(seed);
+  std::uint64_t number = 0;
+  const auto fill = [&](std::uint64_t bytes, std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const ObjectKey key{ns.id, make_block(++number), make_part(0)};
+      const auto filled = catalog.begin_fill(0, static_cast<std::uint32_t>(bytes));
+      REQUIRE(filled.status == Status::kOk);
+      REQUIRE(catalog.publish(filled.object, 0, filled.generation, key, 0, 0, 0, false) == Status::kOk);
+      // Some are used, so that what is coldest is not side by side.
+      const ObjectKey used{ns.id, make_block(number - random() % std::min<std::uint64_t>(number, 300)),
+                           make_part(0)};
+      const auto chunk = catalog.find_chunk(0, {ns.id, used.block});
+      if (chunk != Catalog::kNone) catalog.touch(std::array{chunk});
+    }
+  };
+  fill(kMiB, 3 * kCapacity / kMiB);
+  fill(4 * kMiB, 3 * kCapacity / (4 * kMiB));
+  std::uint64_t of_before = 0;
+  for (std::uint64_t n = 1; n <= 3 * kCapacity / kMiB; ++n) {
+    if (catalog.find(0, {ns.id, make_block(n), make_part(0)}) != Catalog::kNone) ++of_before;
+  }
+  CHECK(of_before * kMiB <= kCapacity / 20);
+  CHECK(static_cast<double>(catalog.used_bytes()) >= 0.95 * static_cast<double>(kCapacity));
+  CHECK(catalog.violations() == std::vector<std::string>{});
+}
