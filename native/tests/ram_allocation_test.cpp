@@ -3,37 +3,12 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
-#include <array>
-#include <cstdlib>
-#include <new>
 #include <random>
 
+#include "counted_new.h"
 #include "ram/ram_store.h"
 #include "store_samples.h"
 #include "wire/checksum.h"
-
-// ThreadSanitizer has operators of its own, which cannot be replaced: nothing is counted under it.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define DFKV_NOT_COUNTED
-#endif
-#endif
-
-namespace {
-thread_local std::uint64_t g_allocations = 0;
-}  // namespace
-
-#ifndef DFKV_NOT_COUNTED
-// Not inlined: the compiler would see malloc and free in the place of new and delete, and call it a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++g_allocations;
-  if (void* const memory = std::malloc(bytes != 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-
-#endif
 
 using namespace dfkv;
 using namespace dfkv::test;
@@ -93,9 +68,9 @@ TEST_CASE("what is put and got allocates nothing") {
   t.hits = 0;
   // A segment of a hash table grows when chance fills it more than ever before, which becomes rare and ends.
   // One allocation for each object would be 800'000.
-  const std::uint64_t before = g_allocations;
+  const std::uint64_t before = allocations();
   for (int i = 0; i < 400'000; ++i) round();
-  CHECK(g_allocations - before <= 200);
+  CHECK(allocations() - before <= 200);
   CHECK(t.failures == 0);
   CHECK(t.hits > 200'000);
   CHECK(t.store->stats().evicted_objects > evicted + 300'000);
@@ -108,8 +83,8 @@ TEST_CASE("a lookup allocates its answer, however many chunks it asks for") {
   table.parts = {make_part(0), make_part(1)};
   for (std::uint64_t block = 0; block < 100; ++block) table.chunks.push_back({make_block(block), 0});
   (void)t.store->exists(t.ns.id, table, 0, 1);
-  const std::uint64_t before = g_allocations;
+  const std::uint64_t before = allocations();
   const auto result = t.store->exists(t.ns.id, table, 0, 1);
-  CHECK(g_allocations - before <= 1);
+  CHECK(allocations() - before <= 1);
   CHECK(result.prefix == 100);
 }
