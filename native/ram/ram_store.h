@@ -18,9 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -30,6 +28,7 @@
 #include "ram/namespaces.h"
 #include "slab/disk_tier.h"
 #include "slab/ghost.h"
+#include "slab/recycled.h"
 #include "slab/store.h"
 
 namespace dfkv {
@@ -107,7 +106,7 @@ class RamStore final : public Store {
                      Route route, const PutOptions& options, std::uint64_t checksum, StatusDone done);
   void write_behind(const WriteBehind& job);
   void finish_write(const WriteBehind& job, Status status);
-  [[nodiscard]] std::vector<StatusDone> syncs_ready();  // expects the mutex
+  [[nodiscard]] RecycledVector<StatusDone> syncs_ready();  // expects the mutex
   void settle_sync(StatusDone done);
   void read_cold(NamespaceRegistry::Index ns, DiskTier::Ref ref, const std::shared_ptr<ColdRead>& read);
   void end_cold(Cold& cold);
@@ -149,14 +148,14 @@ class RamStore final : public Store {
   std::uint64_t dirty_bytes_ = 0;
   std::uint64_t dirty_objects_ = 0;
   std::uint64_t writes_begun_ = 0;
-  std::set<std::uint64_t> writes_left_;  // their numbers
+  RecycledSet<std::uint64_t> writes_left_;  // their numbers
   std::condition_variable writes_done_;
   std::vector<std::pair<std::uint64_t, StatusDone>> syncs_;  // with the last write that each waits for
   std::uint64_t lost_writes_ = 0;
-  std::uint64_t lost_reported_ = 0;                                    // by a sync
-  bool closing_ = false;                                               // what is dirty is given up
-  std::unordered_map<std::uint64_t, std::shared_ptr<ColdRead>> cold_;  // by DiskTier::Ref
-  GhostFilter wanted_;  // chunks that were read from a disk once
+  std::uint64_t lost_reported_ = 0;                             // by a sync
+  bool closing_ = false;                                        // what is dirty is given up
+  RecycledMap<std::uint64_t, std::shared_ptr<ColdRead>> cold_;  // by DiskTier::Ref
+  GhostFilter wanted_;                                          // chunks that were read from a disk once
   std::uint64_t joined_reads_ = 0;
   std::uint64_t promoted_ = 0;
 };

@@ -47,7 +47,7 @@ struct RamStore::WriteBehind {
 
 struct RamStore::ColdRead {
   ObjectKey key;
-  std::vector<ReadDone> waiters;  // while it is being read
+  RecycledVector<ReadDone> waiters;  // while it is being read
   bool loading = true;
   bool again = false;          // wanted more than once
   std::weak_ptr<Cold> loaded;  // afterwards, as long as somebody uses it
@@ -76,7 +76,7 @@ class RamStore::Cold {
   const Bytes bytes;
 };
 
-class RamStore::ColdPin final : public ReadPin {
+class RamStore::ColdPin final : public ReadPin, public Recycled<ColdPin> {
  public:
   explicit ColdPin(std::shared_ptr<Cold> cold) : cold_(std::move(cold)) {}
   [[nodiscard]] Bytes bytes() const override { return cold_->bytes; }
@@ -120,7 +120,7 @@ bool RamStore::acquire_cold(std::unique_lock<std::mutex>& lock, NamespaceRegistr
       return true;
     }
   }
-  known = std::make_shared<ColdRead>();
+  known = recycled_shared<ColdRead>();
   known->key = key;
   known->waiters.push_back(std::move(done));
   disk_->read(ref->directory, [this, ns, ref = *ref, read = known] { read_cold(ns, ref, read); });
@@ -151,11 +151,11 @@ void RamStore::read_cold(NamespaceRegistry::Index ns, DiskTier::Ref ref,
       const MutableBytes into = arena_.slice(offset, padded(record.stored_bytes));
       status = directory.read_payload(ref.slot, record, into);
       if (status == Status::kOk) {
-        cold = std::make_shared<Cold>(*this, read, ref, fill, ns, record, into.first(record.stored_bytes));
+        cold = recycled_shared<Cold>(*this, read, ref, fill, ns, record, into.first(record.stored_bytes));
       }
     }
   }
-  std::vector<ReadDone> waiters;
+  RecycledVector<ReadDone> waiters;
   {
     const std::lock_guard lock(mutex_);
     read->loading = false;
@@ -174,7 +174,7 @@ void RamStore::read_cold(NamespaceRegistry::Index ns, DiskTier::Ref ref,
     }
   }
   if (!cold) disk_->unpin(ref);
-  std::vector<ReadResult> results(waiters.size());
+  RecycledVector<ReadResult> results(waiters.size());
   for (ReadResult& result : results) {
     result = {status, cold ? std::make_unique<ColdPin>(cold) : nullptr};
   }
@@ -254,7 +254,7 @@ void RamStore::commit_behind(const Catalog::Fill& fill, NamespaceRegistry::Index
   if (job.number == 0 && options.ack == Ack::kDisk) status = Status::kAgainDisk;
   const bool for_write = job.number != 0 && waits;
   const auto outcomes =
-      std::make_shared<Outcomes>(1 + (for_write ? 1 : 0) + (options.replace ? 1 : 0), std::move(done));
+      recycled_shared<Outcomes>(1 + (for_write ? 1 : 0) + (options.replace ? 1 : 0), std::move(done));
   if (for_write) job.waiting = outcomes;
   if (job.number != 0) {
     const std::uint32_t directory = job.directory;
@@ -282,7 +282,7 @@ void RamStore::write_behind(const WriteBehind& job) {
 }
 
 void RamStore::finish_write(const WriteBehind& job, Status status) {
-  std::vector<StatusDone> syncs;
+  RecycledVector<StatusDone> syncs;
   {
     const std::lock_guard lock(mutex_);
     dirty_bytes_ -= catalog_.slot_bytes(job.id);
@@ -323,8 +323,8 @@ void RamStore::sync(StatusDone done) {
   settle_sync(std::move(done));
 }
 
-std::vector<StatusDone> RamStore::syncs_ready() {
-  std::vector<StatusDone> ready;
+RecycledVector<StatusDone> RamStore::syncs_ready() {
+  RecycledVector<StatusDone> ready;
   const std::uint64_t left = writes_left_.empty() ? writes_begun_ + 1 : *writes_left_.begin();
   std::erase_if(syncs_, [&](auto& sync) {
     if (sync.first >= left) return false;

@@ -1,11 +1,11 @@
 #include "slab/disk_tier.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace dfkv {
@@ -14,50 +14,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kKeep(100);  // how often namespaces are saved and slots swept
 
-void name_thread(std::thread& thread, const std::string& name) {
-  ::pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
-}
-
 }  // namespace
-
-WorkerPool::WorkerPool(const std::string& name, unsigned threads) {
-  for (unsigned i = 0; i < threads; ++i) {
-    threads_.emplace_back([this] { run(); });
-    name_thread(threads_.back(), name);
-  }
-}
-
-WorkerPool::~WorkerPool() {
-  {
-    const std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void WorkerPool::post(Task task) {
-  {
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-  }
-  changed_.notify_one();
-}
-
-void WorkerPool::run() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    {
-      const Task task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      task();
-    }
-    lock.lock();
-  }
-}
 
 // One thread that makes things last. What waits is done together: one sync serves all of it.
 class DiskTier::Keeper {
@@ -66,6 +23,7 @@ class DiskTier::Keeper {
     SlabStore::Removal removal;
     bool payload = false;
     Done done;
+    int error = 0;
   };
 
   Keeper(SlabStore& store, const std::string& name) : store_(store), thread_([this] { run(); }) {
@@ -99,15 +57,20 @@ class DiskTier::Keeper {
 
  private:
   void run() {
+    // Kept from turn to turn, as those that they are swapped with, so that none of them allocates.
+    std::vector<Job> jobs;
+    std::vector<ObjectKey> corrupt;
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait_for(lock, kKeep, [this] { return ending_ || !jobs_.empty() || !corrupt_.empty(); });
       const bool last = ending_ && jobs_.empty() && corrupt_.empty();
-      const auto jobs = std::exchange(jobs_, {});
-      const auto corrupt = std::exchange(corrupt_, {});
+      jobs.swap(jobs_);
+      corrupt.swap(corrupt_);
       lock.unlock();
       for (const ObjectKey& key : corrupt) store_.quarantine(key);
+      corrupt.clear();
       serve(jobs);
+      jobs.clear();
       static_cast<void>(store_.save_namespaces());
       static_cast<void>(store_.sweep());
       if (last) return;
@@ -115,16 +78,15 @@ class DiskTier::Keeper {
     }
   }
 
-  void serve(const std::vector<Job>& jobs) {
+  void serve(std::vector<Job>& jobs) {
     if (jobs.empty()) return;
-    std::vector<int> errors;
     bool payload = false;
-    for (const Job& job : jobs) {
-      errors.push_back(store_.finish(job.removal));
+    for (Job& job : jobs) {
+      job.error = store_.finish(job.removal);
       payload = payload || job.payload;
     }
     const int error = store_.sync(payload);
-    for (std::size_t i = 0; i < jobs.size(); ++i) jobs[i].done(errors[i] != 0 ? errors[i] : error);
+    for (const Job& job : jobs) job.done(job.error != 0 ? job.error : error);
   }
 
   SlabStore& store_;
@@ -288,27 +250,29 @@ void DiskTier::settle(Removals removals, bool payload, Done done) {
   removals.by_directory.resize(stores_.size());
   // An earlier copy may have been evicted a moment ago, from where its chunk belongs or from where it went
   // while that directory was failing. One that fails and has nothing to do with the keys is left out.
-  std::vector<std::size_t> concerned;
+  RecycledVector<std::size_t> concerned;
   for (std::size_t i = 0; i < stores_.size(); ++i) {
     if (removals.concerned.empty() || removals.concerned[i] || !removals.by_directory[i].empty() ||
         stores_[i]->stats().state == DiskState::kOk) {
       concerned.push_back(i);
     }
   }
-  const auto gather = std::make_shared<Gather>();
+  const auto gather = recycled_shared<Gather>();
   gather->left = concerned.size();
   gather->done = std::move(done);
   if (concerned.empty()) gather->done(0);
   for (const std::size_t i : concerned) {
-    threads_[i]->keeper.post({std::move(removals.by_directory[i]), payload, [gather](int error) {
+    threads_[i]->keeper.post({std::move(removals.by_directory[i]), payload,
+                              [gather](int error) {
                                 if (error != 0) gather->error = error;
                                 if (--gather->left == 0) gather->done(gather->error);
-                              }});
+                              },
+                              0});
   }
 }
 
 void DiskTier::sync(std::uint32_t directory, Done done) {
-  threads_[directory]->keeper.post({{}, true, std::move(done)});
+  threads_[directory]->keeper.post({{}, true, std::move(done), 0});
 }
 
 void DiskTier::add_stats(DiskStats& out) const {

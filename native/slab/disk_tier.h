@@ -7,19 +7,18 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "slab/callback.h"
+#include "slab/recycled.h"
 #include "slab/slab_store.h"
 #include "slab/store.h"
+#include "slab/worker_pool.h"
 
 namespace dfkv {
 
@@ -27,24 +26,6 @@ struct DiskTierOptions {
   std::vector<SlabStoreOptions> directories;
   unsigned readers = 4;  // threads of each directory
   unsigned writers = 4;
-};
-
-// Threads that run tasks in the order given.
-class WorkerPool {
- public:
-  using Task = std::function<void()>;
-  WorkerPool(const std::string& name, unsigned threads);
-  ~WorkerPool();  // runs what is queued, then ends
-  void post(Task task);
-
- private:
-  void run();
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Task> tasks_;
-  bool ending_ = false;
-  std::vector<std::thread> threads_;
 };
 
 class DiskTier {
@@ -58,10 +39,10 @@ class DiskTier {
     }
   };
   struct Removals {
-    std::vector<SlabStore::Removal> by_directory;
-    std::vector<bool> concerned;  // where a copy may have been; empty: every directory
+    RecycledVector<SlabStore::Removal> by_directory;
+    RecycledVector<bool> concerned;  // where a copy may have been; empty: every directory
   };
-  using Done = std::function<void(int error)>;  // 0 or errno
+  using Done = Callback<void(int error)>;  // 0 or errno
 
   // Opens every directory, in parallel. Throws StoreError.
   explicit DiskTier(DiskTierOptions options);

@@ -43,7 +43,7 @@ int SlabStore::finish(const Removal& removal) {
 
 bool SlabStore::sweep() {
   constexpr std::size_t kSlotsPerSweep = 512;
-  std::vector<SlotNumber> gone;
+  SlotList gone;
   Lock lock(mutex_);
   if (!stuck_.empty() && may_write()) {
     std::vector<SlotNumber> again;

@@ -86,7 +86,7 @@ std::uint64_t SlabStore::random() {
   return random_state_;
 }
 
-bool SlabStore::choose_victims(std::size_t size_class, std::vector<SlotNumber>& victims) {
+bool SlabStore::choose_victims(std::size_t size_class, SlotList& victims) {
   const SlotNumber old = oldest_of(size_class);
   if (old == kNoSlot || ++evictions_ % kEvictionsPerShift == 0) {
     if (const auto run = older_run(size_class, old == kNoSlot ? 0 : age_of(old) / 2 + 1)) {
@@ -145,7 +145,7 @@ std::optional<SlabAllocator::Run> SlabStore::older_run(std::size_t size_class, s
   return best;
 }
 
-void SlabStore::clear_run(SlabAllocator::Run run, std::vector<SlotNumber>& victims) {
+void SlabStore::clear_run(SlabAllocator::Run run, SlotList& victims) {
   for (std::uint32_t at = run.first; at < run.first + run.count; ++at) {
     if (allocator_.slab_of(at) != at) continue;
     const std::uint32_t slots = allocator_.slots_per_slab(allocator_.class_of({at, 0}));
@@ -156,7 +156,7 @@ void SlabStore::clear_run(SlabAllocator::Run run, std::vector<SlotNumber>& victi
   }
 }
 
-bool SlabStore::evict_chunk(SlotNumber member, std::vector<SlotNumber>& victims) {
+bool SlabStore::evict_chunk(SlotNumber member, SlotList& victims) {
   const std::uint64_t tag = index_.node(member).tag;
   const std::size_t before = victims.size();
   bool busy = false;

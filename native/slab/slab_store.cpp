@@ -152,13 +152,13 @@ SlotRecord SlabStore::free_record(SlotNumber slot) {
 
 int SlabStore::free_records(Lock& lock, std::span<const SlotNumber> slots) {
   if (slots.empty()) return 0;
-  std::vector<SlotRecord> records;
+  RecycledVector<SlotRecord> records;
   records.reserve(slots.size());
   for (const SlotNumber slot : slots) records.push_back(free_record(slot));
   const std::uint64_t number = ++frees_begun_;
   frees_.push_back(number);
   lock.unlock();
-  std::vector<int> errors(slots.size());
+  RecycledVector<int> errors(slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) errors[i] = write_record(slots[i], records[i]);
   lock.lock();
   int first = 0;

@@ -27,6 +27,7 @@
 #include "slab/device.h"
 #include "slab/ghost.h"
 #include "slab/record.h"
+#include "slab/recycled.h"
 #include "slab/slab_directory.h"
 #include "slab/slot_index.h"
 #include "wire/identity.h"
@@ -69,6 +70,7 @@ struct RecoveryReport {
 
 class SlabStore {
  public:
+  using SlotList = RecycledVector<SlotNumber>;
   // What a write is told by a removal that comes between. Made by begin_write().
   struct Pending {
     ObjectKey key;
@@ -79,8 +81,8 @@ class SlabStore {
     bool done = false;
   };
   struct Removal {
-    std::vector<SlotNumber> slots;  // no longer found, still in the table
-    std::vector<std::shared_ptr<Pending>> writes;
+    SlotList slots;  // no longer found, still in the table
+    RecycledVector<std::shared_ptr<Pending>> writes;
     [[nodiscard]] bool empty() const { return slots.empty() && writes.empty(); }
   };
   struct Write {
@@ -206,11 +208,11 @@ class SlabStore {
   void settle(SlotNumber slot);   // after its record is freed
   void drop_pins(SlotNumber slot);
   [[nodiscard]] bool may_write() const;
-  [[nodiscard]] bool choose_victims(std::size_t size_class, std::vector<SlotNumber>& victims);
-  [[nodiscard]] bool evict_chunk(SlotNumber member, std::vector<SlotNumber>& victims);
+  [[nodiscard]] bool choose_victims(std::size_t size_class, SlotList& victims);
+  [[nodiscard]] bool evict_chunk(SlotNumber member, SlotList& victims);
   [[nodiscard]] SlotNumber oldest_of(std::size_t size_class);
   [[nodiscard]] std::optional<SlabAllocator::Run> older_run(std::size_t size_class, std::uint32_t age);
-  void clear_run(SlabAllocator::Run run, std::vector<SlotNumber>& victims);
+  void clear_run(SlabAllocator::Run run, SlotList& victims);
   [[nodiscard]] std::uint32_t age_of(SlotNumber slot) const {
     return static_cast<std::uint32_t>(clock_) - index_.node(slot).stamp;
   }
@@ -260,7 +262,7 @@ class SlabStore {
   std::array<std::vector<std::uint32_t>, kSizeClasses> class_slabs_;
   std::vector<std::uint32_t> slab_generation_;  // by first extent
   std::vector<std::uint8_t> slab_ready_;        // its records are free or live, none is of an earlier binding
-  std::unordered_map<SlotNumber, Pins> pins_;
+  RecycledMap<SlotNumber, Pins> pins_;
   std::vector<std::shared_ptr<Pending>> pending_;
   std::vector<std::uint64_t> frees_;  // numbers of the batches of records being freed, ascending
   std::uint64_t frees_begun_ = 0;

@@ -19,7 +19,7 @@ std::uint32_t now_s() {
 }  // namespace
 
 std::shared_ptr<SlabStore::Pending> SlabStore::begin_write(const ObjectKey& key) {
-  auto pending = std::make_shared<Pending>();
+  auto pending = recycled_shared<Pending>();
   pending->key = key;
   const std::lock_guard lock(mutex_);
   const auto space = space_index_.find(key.ns);
@@ -130,7 +130,7 @@ Status SlabStore::publish(Lock& lock, Pending& pending, SlotNumber slot, const W
 }
 
 Status SlabStore::take_slot(Lock& lock, std::size_t size_class, std::uint32_t owner, SlotNumber& out) {
-  std::vector<SlotNumber> victims;
+  SlotList victims;
   for (int i = 0; i < kSlotTries; ++i) {
     if (const auto ref = allocator_.allocate(size_class, owner)) {
       out = number_of(*ref);
@@ -161,8 +161,8 @@ void SlabStore::bind_slab(Lock& lock, std::uint32_t slab, std::size_t size_class
   slab_ready_[slab] = kUnready;
   slab_generation_[slab] = ++binding_;
   const SlotNumber first = number_of({slab, 0});
-  std::vector<std::byte> bytes(std::size_t{slots} * kSlotRecordBytes);
-  std::vector<SlotRecord> frees;
+  RecycledVector<std::byte> bytes(std::size_t{slots} * kSlotRecordBytes);
+  RecycledVector<SlotRecord> frees;
   frees.reserve(slots);
   for (std::uint32_t i = 0; i < slots; ++i) frees.push_back(free_record(first + i));
   lock.unlock();

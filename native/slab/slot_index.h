@@ -6,9 +6,10 @@
 // All parts of a chunk are in one chain. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <memory>
+#include <utility>
 #include <vector>
 
 namespace dfkv {
@@ -30,11 +31,21 @@ class SlotIndex {
   SlotIndex(std::uint32_t extents, unsigned record_shift)
       : shift_(record_shift), mask_((std::uint32_t{1} << record_shift) - 1), slabs_(extents) {}
 
-  void bind(std::uint32_t slab, std::uint32_t slots) { slabs_[slab] = std::make_unique<Node[]>(slots); }
-  void unbind(std::uint32_t slab) {
-    slabs_[slab].reset();
-  }  // precondition: none of its slots is in the index
-  [[nodiscard]] bool bound(std::uint32_t slab) const { return slabs_[slab] != nullptr; }
+  void bind(std::uint32_t slab, std::uint32_t slots) {
+    const auto spare = std::ranges::find_if(spares_, [slots](const std::vector<Node>& nodes) {
+      return nodes.capacity() >= slots && nodes.capacity() <= slots + slots / 8;
+    });
+    if (spare != spares_.end()) {
+      slabs_[slab] = std::move(*spare);
+      spares_.erase(spare);
+    }
+    slabs_[slab].assign(slots, Node{});
+  }
+  void unbind(std::uint32_t slab) {  // precondition: none of its slots is in the index
+    if (spares_.size() == kMaxSpares) spares_.erase(spares_.begin());
+    spares_.push_back(std::exchange(slabs_[slab], {}));
+  }
+  [[nodiscard]] bool bound(std::uint32_t slab) const { return !slabs_[slab].empty(); }
 
   [[nodiscard]] Node& node(SlotNumber slot) { return slabs_[slot >> shift_][slot & mask_]; }
   [[nodiscard]] const Node& node(SlotNumber slot) const { return slabs_[slot >> shift_][slot & mask_]; }
@@ -83,6 +94,7 @@ class SlotIndex {
  private:
   static constexpr std::size_t kSegments = 64;
   static constexpr std::size_t kFirstHeads = 16;
+  static constexpr std::size_t kMaxSpares = 64;
   struct Segment {
     std::vector<SlotNumber> heads;
     std::size_t count = 0;
@@ -118,7 +130,9 @@ class SlotIndex {
 
   const unsigned shift_;
   const std::uint32_t mask_;
-  std::vector<std::unique_ptr<Node[]>> slabs_;
+  std::vector<std::vector<Node>> slabs_;
+  // Of slabs that were unbound: extents that change hands allocate little.
+  std::vector<std::vector<Node>> spares_;
   std::array<Segment, kSegments> segments_;
   std::size_t size_ = 0;
 };

@@ -5,13 +5,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "slab/callback.h"
 #include "wire/identity.h"
 #include "wire/meta.h"
 #include "wire/payloads.h"
@@ -20,7 +20,7 @@
 namespace dfkv {
 
 // What a store calls exactly once for an operation: inline, or later from a thread of its own.
-using StatusDone = std::function<void(Status)>;
+using StatusDone = Callback<void(Status)>;
 
 // A live object pinned for reading. Move-only; the destructor unpins. While it lives the bytes neither move
 // nor change.
@@ -58,9 +58,9 @@ struct ReadResult {
   Status status = Status::kOk;
   std::unique_ptr<ReadPin> pin;
 };
-using ReadDone = std::function<void(ReadResult)>;
-using RemoveDone = std::function<void(std::vector<Status>)>;  // one for each key
-using EraseDone = std::function<void(Status, std::uint64_t objects)>;
+using ReadDone = Callback<void(ReadResult)>;
+using RemoveDone = Callback<void(std::vector<Status>)>;  // one for each key
+using EraseDone = Callback<void(Status, std::uint64_t objects)>;
 
 struct ExistsResult {
   std::vector<Status> statuses;  // one per chunk: kOk, kMissPartMissing, kMissNotFound, kMissEvicted, ...
