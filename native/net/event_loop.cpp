@@ -175,12 +175,12 @@ void EventLoop::post(Task task) {
 }
 
 void EventLoop::drain_tasks() {
-  std::vector<Task> tasks;
   {
     const std::lock_guard lock(mutex_);
-    tasks.swap(tasks_);
+    batch_.swap(tasks_);
   }
-  for (auto& task : tasks) task();
+  for (const Task& task : batch_) task();
+  batch_.clear();
 }
 
 void EventLoop::add(int fd, std::uint32_t events, Handler handler, For whom) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "net/fd.h"
+#include "slab/callback.h"
 
 namespace dfkv {
 
@@ -26,7 +27,7 @@ class EventLoop {
  public:
   // Called with the epoll event mask, on the loop's thread. Must not throw.
   using Handler = std::function<void(std::uint32_t events)>;
-  using Task = std::function<void()>;
+  using Task = Callback<void()>;
   using TimerId = std::uint64_t;
 
   EventLoop();  // throws std::system_error when epoll or eventfd cannot be made
@@ -93,6 +94,7 @@ class EventLoop {
   TimerId next_timer_ = 1;
   std::mutex mutex_;
   std::vector<Task> tasks_;
+  std::vector<Task> batch_;  // being run; kept from round to round, so that none of them allocates
   bool ended_ = false;
 };
 

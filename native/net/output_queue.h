@@ -6,10 +6,10 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
+#include "slab/recycled.h"
 #include "slab/store.h"
 #include "wire/bytes.h"
 
@@ -71,7 +71,7 @@ class OutputQueue {
   [[nodiscard]] std::size_t gather(std::array<iovec, 64>& out, std::size_t budget) const;
   void consume(std::size_t count);
 
-  std::deque<Segment> segments_;
+  RecycledDeque<Segment> segments_;
   std::size_t sent_ = 0;  // of the first segment
   std::size_t bytes_ = 0;
   std::size_t owned_bytes_ = 0;

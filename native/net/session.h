@@ -29,6 +29,7 @@
 #include "net/request_memory.h"
 #include "net/server_options.h"
 #include "net/view_board.h"
+#include "slab/recycled.h"
 #include "slab/store.h"
 #include "wire/checksum.h"
 #include "wire/meta.h"
@@ -98,9 +99,9 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     std::shared_ptr<ReadPin> pin;  // of that item, once it is being sent
     std::size_t sent = 0;          // bytes of it that are queued
     bool begun = false;
-    bool waiting = false;     // for the store to read the next item
-    std::deque<Asked> ahead;  // the items up to `asked`, from the first that was not taken on
-    std::size_t asked = 0;    // how many items the store was asked for
+    bool waiting = false;        // for the store to read the next item
+    RecycledDeque<Asked> ahead;  // the items up to `asked`, from the first that was not taken on
+    std::size_t asked = 0;       // how many items the store was asked for
   };
   struct PutRequest {
     NamespaceId ns;

@@ -118,7 +118,7 @@ void Session::ask_for_item(std::uint64_t id, GetRequest& get, BudgetShare ahead_
   const std::size_t index = get.asked++;
   const ItemRef& item = get.items[index];
   get.ahead.push_back({std::move(ahead_of_its_turn), false, {}});
-  const auto handoff = std::make_shared<Handoff>();
+  const auto handoff = recycled_shared<Handoff>();
   context_->store.acquire({get.ns, item.block, item.part},
                           [handoff, weak = weak_from_this(), loop = &context_->loop, id, serial = get.serial,
                            index](ReadResult result) {
@@ -152,7 +152,7 @@ void Session::found_item(GetRequest& get, ReadResult result) {
   if (result.pin) {
     const std::uint32_t expected = get.items[get.next].length;
     if (expected == 0 || expected == result.pin->bytes().size()) {
-      get.pin = std::move(result.pin);
+      get.pin = recycled_shared(std::move(result.pin));
       get.sent = 0;
       return;
     }

@@ -182,7 +182,7 @@ void Session::commit_item(std::uint64_t id, PutRequest& put, std::size_t item) {
     std::atomic<bool> other_is_past{false};
     Status status = Status::kOk;
   };
-  const auto handoff = std::make_shared<Handoff>();
+  const auto handoff = recycled_shared<Handoff>();
   put.ticket->commit(*put.announced, [handoff, weak = weak_from_this(), loop = &context_->loop, id,
                                       serial = put.serial, item](Status status) {
     handoff->status = status;

@@ -26,10 +26,13 @@ constexpr std::uint64_t kMax16 = std::numeric_limits<std::uint16_t>::max();
 // ---- writing
 // ----------------------------------------------------------------------------------------------------
 
-// Writes a map whose number of entries is known only at the end: entries are collected first.
+// Writes a map whose number of entries is known only at the end: up to 15, its head is the one byte that is
+// left free for it.
 class MapWriter {
  public:
-  explicit MapWriter(std::vector<std::byte>& out) : out_(out), writer_(entries_) {}
+  explicit MapWriter(std::vector<std::byte>& out) : out_(out), head_at_(out.size()), writer_(out) {
+    out_.emplace_back();
+  }
 
   msgpack::Writer& key(std::uint64_t key) {
     ++count_;
@@ -54,14 +57,19 @@ class MapWriter {
     if (!value.empty()) key(at).str(msgpack::utf8_prefix(value, max_bytes));
   }
   void finish() {
-    msgpack::Writer head(out_);
-    head.map(count_);
-    head.raw(entries_);
+    if (count_ < 16) {
+      out_[head_at_] = static_cast<std::byte>(0x80 | count_);
+      return;
+    }
+    std::vector<std::byte> head;
+    msgpack::Writer(head).map(count_);
+    out_[head_at_] = head[0];
+    out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(head_at_) + 1, head.begin() + 1, head.end());
   }
 
  private:
   std::vector<std::byte>& out_;
-  std::vector<std::byte> entries_;
+  const std::size_t head_at_;
   msgpack::Writer writer_;
   std::uint32_t count_ = 0;
 };
