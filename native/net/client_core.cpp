@@ -74,13 +74,13 @@ bool Core::wait_ended(Clock::time_point until) {
 }
 
 std::shared_ptr<Operation> Core::submit(Input input, Clock::time_point deadline) {
-  const auto op = admit(std::move(input), deadline);
+  auto op = admit(std::move(input), deadline);
   if (!op->done()) post(op);
   return op;
 }
 
 std::shared_ptr<Operation> Core::ask(Input input, Clock::time_point deadline, Clock::time_point until) {
-  const auto op = admit(std::move(input), deadline);
+  auto op = admit(std::move(input), deadline);
   if (op->done()) return op;
   bool closed = false;
   const auto work = [&] {
