@@ -57,15 +57,7 @@ struct Steady {
   Steady() {
     options.catalog.capacity_bytes = 8 * kMiB;
     options.disk.emplace();
-    SlabStoreOptions one;
-    one.path = directory.path();
-    one.capacity_bytes = 32 * kMiB;
-    one.node_id = "n-1";
-    one.wrap = [this](std::unique_ptr<Device> device, DeviceRole role) -> std::unique_ptr<Device> {
-      if (role == DeviceRole::kTable) return device;
-      return std::make_unique<FaultyDevice>(std::move(device), faults);
-    };
-    options.disk->directories.push_back(std::move(one));
+    options.disk->directories.push_back(faulty_directory(directory.path(), 32 * kMiB, "n-1", faults));
     store = std::make_unique<RamStore>(std::move(options));
     std::vector<std::uint16_t> differs;
     REQUIRE(store->put_namespace(ns.id, ns.descriptor, "steady", differs) == Status::kOk);

@@ -151,6 +151,14 @@ struct RunningLoop {
   EventLoop loop;
   std::thread thread{[this] { loop.run(); }};
   RunningLoop() { settle(); }
+  // One whose loop has a descriptor that guests may watch.
+  explicit RunningLoop(const Pipe& pipe) {
+    loop.post([&] {
+      loop.add(
+          pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
+    });
+    settle();
+  }
   ~RunningLoop() {
     loop.stop();
     thread.join();
@@ -176,12 +184,7 @@ TEST_CASE("a guest does what was posted before, then its own work, and nothing w
   std::vector<int> order;
   std::atomic<bool> hold{true};
   std::atomic<bool> held{false};
-  RunningLoop running;
-  running.loop.post([&] {
-    running.loop.add(
-        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
-  });
-  running.settle();
+  RunningLoop running(pipe);
   running.loop.post([&] {
     held = true;
     while (hold) std::this_thread::yield();
@@ -229,12 +232,7 @@ TEST_CASE("a guest handles events of shared descriptors, and the loop's thread d
 TEST_CASE("a guest leaves at its time, when it is nudged, and when the loop ends") {
   const Pipe pipe;
   std::atomic<bool> done{false};
-  const auto running = std::make_unique<RunningLoop>();
-  running->loop.post([&] {
-    running->loop.add(
-        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
-  });
-  running->settle();
+  const auto running = std::make_unique<RunningLoop>(pipe);
   const auto start = Clock::now();
   running->loop.join_in([] { return false; }, start + 50ms);
   CHECK(Clock::now() - start >= 50ms);
@@ -264,12 +262,7 @@ TEST_CASE("a guest leaves at its time, when it is nudged, and when the loop ends
 TEST_CASE("a timer set by a guest fires in time although the loop's thread sleeps") {
   const Pipe pipe;
   std::atomic<bool> fired{false};
-  RunningLoop running;
-  running.loop.post([&] {
-    running.loop.add(
-        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
-  });
-  running.settle();
+  RunningLoop running(pipe);
   std::this_thread::sleep_for(50ms);  // its thread has no timer and sleeps
   const auto start = Clock::now();
   const auto set = [&] {
@@ -289,12 +282,7 @@ TEST_CASE("a second guest goes away at once") {
   const Pipe pipe;
   std::atomic<bool> leave{false};
   std::atomic<bool> fired{false};
-  RunningLoop running;
-  running.loop.post([&] {
-    running.loop.add(
-        pipe.read.get(), EPOLLIN, [](std::uint32_t) {}, EventLoop::For::kGuestsToo);
-  });
-  running.settle();
+  RunningLoop running(pipe);
   std::thread first([&] { running.loop.join_in([&] { return leave.load(); }, Clock::now() + 60s); });
   std::this_thread::sleep_for(50ms);
   const auto start = Clock::now();

@@ -39,16 +39,8 @@ struct Tiers {
     options.catalog.capacity_bytes = ram_bytes;
     options.disk.emplace();
     for (std::size_t i = 0; i < directories.size(); ++i) {
-      SlabStoreOptions one;
-      one.path = directories[i]->path();
-      one.capacity_bytes = disk_bytes;
-      one.node_id = "n-1";
+      SlabStoreOptions one = faulty_directory(directories[i]->path(), disk_bytes, "n-1", *faults[i]);
       one.retry_ms = 50;
-      one.wrap = [this, i](std::unique_ptr<Device> device, DeviceRole role) -> std::unique_ptr<Device> {
-        // Faults of the payload alone: the record is read in a hurry before every read of it.
-        if (role == DeviceRole::kTable) return device;
-        return std::make_unique<FaultyDevice>(std::move(device), *faults[i]);
-      };
       options.disk->directories.push_back(std::move(one));
     }
     store = std::make_unique<RamStore>(std::move(options));

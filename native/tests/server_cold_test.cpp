@@ -32,15 +32,7 @@ struct ColdNode {
     NodeOptions out = TestNode::options(memory_bytes);
     out.store.disk.emplace();
     out.store.disk->readers = 8;
-    SlabStoreOptions one;
-    one.path = directory.path();
-    one.capacity_bytes = 64 * kMiB;
-    one.node_id = "node-a";
-    one.wrap = [this](std::unique_ptr<Device> device, DeviceRole role) -> std::unique_ptr<Device> {
-      if (role == DeviceRole::kTable) return device;
-      return std::make_unique<FaultyDevice>(std::move(device), faults);
-    };
-    out.store.disk->directories.push_back(std::move(one));
+    out.store.disk->directories.push_back(faulty_directory(directory.path(), 64 * kMiB, "node-a", faults));
     return out;
   }
 };

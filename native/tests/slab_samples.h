@@ -41,6 +41,21 @@ inline Pages pages_of(Bytes bytes) {
   return pages;
 }
 
+// A directory whose payload goes through `faults`, which outlive it. The table does not: a record is read in
+// a hurry before every read of a payload.
+inline SlabStoreOptions faulty_directory(const std::string& path, std::uint64_t bytes,
+                                         const std::string& node_id, Faults& faults) {
+  SlabStoreOptions options;
+  options.path = path;
+  options.capacity_bytes = bytes;
+  options.node_id = node_id;
+  options.wrap = [&faults](std::unique_ptr<Device> device, DeviceRole role) -> std::unique_ptr<Device> {
+    if (role == DeviceRole::kTable) return device;
+    return std::make_unique<FaultyDevice>(std::move(device), faults);
+  };
+  return options;
+}
+
 struct SlabTest {
   static constexpr std::uint64_t kCapacity = 32 * 1024 * 1024;
 
